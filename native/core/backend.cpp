@@ -1,0 +1,53 @@
+#include "backend.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "errors.h"
+
+namespace dspine {
+
+std::string Backend::name() const {
+    return ggml_backend_name(handle.get());
+}
+
+int default_threads() {
+    return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+Backend start_backend(ggml_backend_dev_t device, int n_threads) {
+    Backend backend;
+    backend.handle.reset(ggml_backend_dev_init(device, nullptr));
+    if (!backend.handle) {
+        throw BackendError("device '" + std::string(ggml_backend_dev_name(device)) + "' could not be started");
+    }
+    backend.is_cpu = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+    backend.n_threads = n_threads > 0 ? n_threads : default_threads();
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(device);
+    if (auto set_threads = reinterpret_cast<ggml_backend_set_n_threads_t>(
+            ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads"))) {
+        set_threads(backend.get(), backend.n_threads);
+    }
+    return backend;
+}
+
+ggml_context_ptr make_context(size_t n_tensors) {
+    ggml_context_ptr ctx(ggml_init({n_tensors * ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
+    if (!ctx) {
+        throw BackendError("out of memory for " + std::to_string(n_tensors) + " tensor headers");
+    }
+    return ctx;
+}
+
+ggml_backend_buffer_ptr allocate(ggml_context * ctx, ggml_backend_t backend, const std::string & what) {
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx, backend));
+    if (!buffer) {
+        const size_t need =
+            ggml_backend_alloc_ctx_tensors_from_buft_size(ctx, ggml_backend_get_default_buffer_type(backend));
+        throw BackendError("device '" + std::string(ggml_backend_name(backend)) + "' has no room for " + what + " (" +
+                           std::to_string(need / (1024 * 1024) + 1) + " MiB)");
+    }
+    return buffer;
+}
+
+}  // namespace dspine

@@ -1,0 +1,31 @@
+// ggml's devices behind owners: choose one, start it with the right number of threads, allocate on it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ggml-cpp.h"
+
+namespace dspine {
+
+struct Backend {
+    ggml_backend_ptr handle;
+    bool is_cpu = false;
+    int n_threads = 1;
+
+    ggml_backend_t get() const { return handle.get(); }
+    std::string name() const;
+};
+
+int default_threads();
+
+// Starts `device`; n_threads matters on CPU devices only. Throws BackendError.
+Backend start_backend(ggml_backend_dev_t device, int n_threads);
+
+// A tensor context without data. Throws BackendError when out of memory.
+ggml_context_ptr make_context(size_t n_tensors);
+
+// Allocates every tensor of ctx on the backend. Throws BackendError that says how much `what` needed.
+ggml_backend_buffer_ptr allocate(ggml_context * ctx, ggml_backend_t backend, const std::string & what);
+
+}  // namespace dspine

@@ -1,0 +1,377 @@
+#include "drafter.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "errors.h"
+#include "quantize.h"
+
+namespace dspine {
+namespace {
+
+constexpr int32_t COMMIT_CHUNK = 512;  // rows of one commit graph
+constexpr size_t MAX_GRAPHS = 32;      // kept ready, of each kind
+
+template <typename T>
+std::vector<T> download(const ggml_tensor * t) {
+    std::vector<T> out(static_cast<size_t>(ggml_nelements(t)));
+    ggml_backend_tensor_get(t, out.data(), 0, out.size() * sizeof(T));
+    return out;
+}
+
+template <typename T>
+void upload(ggml_tensor * t, const std::vector<T> & values) {
+    ggml_backend_tensor_set(t, values.data(), 0, values.size() * sizeof(T));
+}
+
+TransitionOrder parse_order(const std::string & name, bool is_cpu) {
+    if (name == "auto") {
+        return is_cpu ? TransitionOrder::path : TransitionOrder::full;
+    }
+    if (name == "path" && !is_cpu) {
+        throw std::invalid_argument("the transition order 'path' runs on CPU devices only, expected 'full' or 'auto'");
+    }
+    if (name == "path" || name == "full") {
+        return name == "path" ? TransitionOrder::path : TransitionOrder::full;
+    }
+    throw std::invalid_argument("unknown transition order '" + name + "', expected auto, path or full");
+}
+
+}  // namespace
+
+Drafter::Drafter(const std::string & path, std::shared_ptr<const TargetTensors> target, const DrafterOptions & options)
+    : target_(std::move(target)) {
+    if (options.n_seq < 1 || options.n_ctx < 1) {
+        throw std::invalid_argument("a drafter needs at least one sequence and one position, got n_seq = " +
+                                    std::to_string(options.n_seq) + ", n_ctx = " + std::to_string(options.n_ctx));
+    }
+    const ggml_type cache_type = parse_type(options.cache_type);
+    const GgufFile file(path);
+    config_ = DrafterConfig::read(file);
+    check_pairing(path);
+    backend_ = start_backend(target_->device, options.n_threads);
+    order_ = parse_order(options.order, backend_.is_cpu);
+    if (config_.injection && target_->output_rows == nullptr) {
+        throw BackendError("the rows of the target's output matrix cannot be read on device '" + backend_.name() + "'");
+    }
+    weights_ = load_weights(file, config_, backend_);
+    cache_ = std::make_unique<DrafterCache>(config_, backend_, options.n_seq, options.n_ctx, cache_type);
+
+    mask_ctx_ = make_context(1);
+    mask_embd_ = ggml_new_tensor_1d(mask_ctx_.get(), GGML_TYPE_F32, config_.n_embd);
+    mask_buffer_ = allocate(mask_ctx_.get(), backend_.get(), "the mask embedding");
+    std::vector<float> mask(static_cast<size_t>(config_.n_embd));
+    RowReader(target_->token_embd).read(config_.mask_token, mask.data());
+    upload(mask_embd_, mask);
+
+    allocator_.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend_.get())));
+    // The largest block once: unsupported operations and missing memory show now, and the buffer never grows later.
+    std::vector<BlockRequest> blocks;
+    for (int32_t seq = 0; seq < options.n_seq; ++seq) {
+        blocks.push_back({seq, 0});
+    }
+    DraftShape shape = shape_for(blocks, config_.max_draft(), false);
+    for (const LayerKind kind : {LayerKind::full, LayerKind::sliding}) {
+        for (int64_t & n_kv : shape.n_kv[static_cast<int>(kind)]) {
+            n_kv = cache_->n_cells(kind);
+        }
+    }
+    const DraftGraph largest = build_draft_graph(parts(), shape);
+    check_operations(largest.graph);
+    const CommitGraph longest = build_commit_graph(parts(), std::min(COMMIT_CHUNK, options.n_ctx));
+    check_operations(longest.graph);
+    if (!ggml_gallocr_reserve(allocator_.get(), longest.graph) || !ggml_gallocr_reserve(allocator_.get(), largest.graph)) {
+        throw BackendError("device '" + backend_.name() + "' has no room for the drafter's compute buffer");
+    }
+}
+
+DrafterParts Drafter::parts() const {
+    return {config_, weights_, *cache_, *target_, mask_embd_, backend_.is_cpu};
+}
+
+void Drafter::check_pairing(const std::string & path) const {
+    const auto refuse = [&](const std::string & what, int64_t drafter, int64_t target) {
+        throw PairingError("drafter '" + path + "' was made for a target with " + what + " " + std::to_string(drafter) +
+                           ", this target has " + std::to_string(target));
+    };
+    if (config_.n_embd != target_->n_embd) {
+        refuse("width", config_.n_embd, target_->n_embd);
+    }
+    if (config_.n_vocab != target_->n_vocab) {
+        refuse("vocabulary size", config_.n_vocab, target_->n_vocab);
+    }
+    if (target_->n_layer > 0 && config_.target_n_layer != target_->n_layer) {
+        refuse("layer count", config_.target_n_layer, target_->n_layer);
+    }
+    if (!target_->arch.empty() && !config_.target_arch.empty() && config_.target_arch != target_->arch) {
+        throw PairingError("drafter '" + path + "' was made for a target of architecture '" + config_.target_arch +
+                           "', this target is '" + target_->arch + "'");
+    }
+}
+
+void Drafter::check_seq(int32_t seq) const {
+    if (seq < 0 || seq >= cache_->n_seq()) {
+        throw std::invalid_argument("no sequence " + std::to_string(seq) + ", the drafter has " +
+                                    std::to_string(cache_->n_seq()));
+    }
+}
+
+void Drafter::check_operations(ggml_cgraph * graph) const {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        const ggml_tensor * node = ggml_graph_node(graph, i);
+        if (!ggml_backend_supports_op(backend_.get(), node)) {
+            const ggml_tensor * src = node->src[0];
+            throw BackendError("device '" + backend_.name() + "' cannot run the drafter's operation " +
+                               ggml_op_desc(node) + (src ? std::string(" on ") + ggml_type_name(src->type) : ""));
+        }
+    }
+}
+
+int32_t Drafter::length(int32_t seq) const {
+    check_seq(seq);
+    return cache_->length(seq);
+}
+
+int32_t Drafter::reusable(int32_t seq, int32_t n) const {
+    check_seq(seq);
+    return cache_->reusable(seq, n);
+}
+
+void Drafter::truncate(int32_t seq, int32_t n) {
+    check_seq(seq);
+    cache_->truncate(seq, n);
+}
+
+void Drafter::allocate_graph(ggml_cgraph * graph) {
+    // Graphs run one after another and share one buffer. Those kept ready point into it: if it grows, they are rebuilt.
+    const size_t before = compute_bytes();
+    if (!ggml_gallocr_alloc_graph(allocator_.get(), graph)) {
+        throw BackendError("device '" + backend_.name() + "' has no room for the drafter's compute buffer");
+    }
+    if (compute_bytes() != before) {
+        commit_graphs_.clear();
+        draft_graphs_.clear();
+    }
+}
+
+void Drafter::compute(ggml_cgraph * graph, const char * what) {
+    const ggml_status status = ggml_backend_graph_compute(backend_.get(), graph);
+    if (status != GGML_STATUS_SUCCESS) {
+        throw BackendError("device '" + backend_.name() + "' failed to " + what + ": " + ggml_status_to_string(status));
+    }
+}
+
+void Drafter::commit(const std::vector<FeatureRows> & all) {
+    for (const FeatureRows & rows : all) {
+        check_seq(rows.seq);
+        if (rows.taps.size() != config_.target_layers.size()) {
+            throw std::invalid_argument("features of " + std::to_string(rows.taps.size()) + " taps, the drafter reads " +
+                                        std::to_string(config_.target_layers.size()));
+        }
+        if (rows.n < 1 || rows.n > cache_->n_ctx() - cache_->length(rows.seq)) {
+            throw ContextLengthError("cannot append " + std::to_string(rows.n) + " positions to the " +
+                                     std::to_string(cache_->length(rows.seq)) + " of sequence " +
+                                     std::to_string(rows.seq) + ": its cache ends at " +
+                                     std::to_string(cache_->n_ctx()));
+        }
+    }
+    for (const FeatureRows & rows : all) {
+        // Two positions of one graph must not share a cell of a ring.
+        int32_t chunk = COMMIT_CHUNK;
+        if (cache_->has(LayerKind::sliding)) {
+            chunk = static_cast<int32_t>(std::min<int64_t>(chunk, cache_->n_cells(LayerKind::sliding)));
+        }
+        // Where every layer slides, what has left the window by the end is never read.
+        const int32_t unread = config_.all_sliding() ? rows.n - static_cast<int32_t>(cache_->n_cells(LayerKind::sliding)) : 0;
+        for (int32_t first = std::max(0, unread); first < rows.n; first += chunk) {
+            commit_chunk(rows, first, std::min(chunk, rows.n - first));
+        }
+        cache_->append(rows.seq, rows.n);
+    }
+}
+
+void Drafter::commit_chunk(const FeatureRows & rows, int32_t first, int32_t n) {
+    auto found = std::find_if(commit_graphs_.begin(), commit_graphs_.end(), [&](const auto & e) { return e.first == n; });
+    if (found == commit_graphs_.end()) {
+        CommitGraph built = build_commit_graph(parts(), n);
+        allocate_graph(built.graph);
+        if (commit_graphs_.size() >= MAX_GRAPHS) {
+            commit_graphs_.erase(commit_graphs_.begin());
+        }
+        commit_graphs_.emplace_back(n, std::move(built));
+    } else {
+        std::rotate(found, found + 1, commit_graphs_.end());
+    }
+    const CommitGraph & g = commit_graphs_.back().second;
+
+    const size_t row_bytes = static_cast<size_t>(config_.n_embd) * sizeof(float);
+    for (size_t tap = 0; tap < rows.taps.size(); ++tap) {
+        const float * src = rows.taps[tap] + static_cast<size_t>(first) * rows.stride;
+        ggml_backend_tensor_set_2d(g.features, src, tap * row_bytes, row_bytes, static_cast<size_t>(n), g.features->nb[1],
+                                   rows.stride * sizeof(float));
+    }
+    const int32_t start = cache_->length(rows.seq) + first;
+    std::vector<int32_t> positions(static_cast<size_t>(n));
+    for (int32_t i = 0; i < n; ++i) {
+        positions[static_cast<size_t>(i)] = start + i;
+    }
+    upload(g.positions, positions);
+    for (const LayerKind kind : {LayerKind::full, LayerKind::sliding}) {
+        if (ggml_tensor * input = g.rows[static_cast<int>(kind)]) {
+            std::vector<int64_t> cells(static_cast<size_t>(n));
+            for (int32_t i = 0; i < n; ++i) {
+                cells[static_cast<size_t>(i)] = cache_->row(kind, rows.seq, start + i);
+            }
+            upload(input, cells);
+        }
+    }
+    cache_->note_written(rows.seq, start + n);
+    compute(g.graph, "commit features");
+}
+
+DraftShape Drafter::shape_for(const std::vector<BlockRequest> & blocks, int32_t n_draft, bool trace) const {
+    DraftShape shape;
+    shape.n_draft = n_draft;
+    // A bidirectional block cannot be cut short: every slot sees all others.
+    shape.n_slots = config_.causal ? n_draft + 1 : config_.block_size;
+    shape.order = trace ? TransitionOrder::full : order_;
+    shape.trace = trace;
+    for (const BlockRequest & block : blocks) {
+        shape.seqs.push_back(block.seq);
+        for (const LayerKind kind : {LayerKind::full, LayerKind::sliding}) {
+            shape.n_kv[static_cast<int>(kind)].push_back(
+                cache_->has(kind) ? cache_->n_visible(kind, block.seq, shape.n_slots) : 0);
+        }
+    }
+    return shape;
+}
+
+DraftGraph & Drafter::prepare(const std::vector<BlockRequest> & blocks, const DraftShape & shape) {
+    auto found = std::find_if(draft_graphs_.begin(), draft_graphs_.end(), [&](const auto & g) { return g.shape == shape; });
+    if (found == draft_graphs_.end()) {
+        DraftGraph built = build_draft_graph(parts(), shape);
+        allocate_graph(built.graph);
+        if (draft_graphs_.size() >= MAX_GRAPHS) {
+            draft_graphs_.erase(draft_graphs_.begin());
+        }
+        draft_graphs_.push_back(std::move(built));
+    } else {
+        std::rotate(found, found + 1, draft_graphs_.end());
+    }
+    DraftGraph & g = draft_graphs_.back();
+
+    const size_t n_blocks = blocks.size();
+    const size_t n_cols = n_blocks * static_cast<size_t>(shape.n_slots);
+    std::vector<float> embd(n_blocks * static_cast<size_t>(config_.n_embd));
+    std::vector<int32_t> anchors(n_blocks);
+    std::vector<int32_t> positions(n_cols);
+    for (size_t b = 0; b < n_blocks; ++b) {
+        anchors[b] = blocks[b].anchor;
+        RowReader(target_->token_embd).read(blocks[b].anchor, embd.data() + b * static_cast<size_t>(config_.n_embd));
+        for (int32_t j = 0; j < shape.n_slots; ++j) {
+            positions[static_cast<size_t>(j) * n_blocks + b] = cache_->length(blocks[b].seq) + j;
+        }
+    }
+    upload(g.anchor_embd, embd);
+    if (g.anchors != nullptr) {
+        upload(g.anchors, anchors);
+    }
+    upload(g.positions, positions);
+    for (const LayerKind kind : {LayerKind::full, LayerKind::sliding}) {
+        const int i = static_cast<int>(kind);
+        if (g.rows[i] == nullptr) {
+            continue;
+        }
+        std::vector<int64_t> cells(n_cols);
+        for (size_t col = 0; col < n_cols; ++col) {
+            cells[col] = cache_->row(kind, blocks[col % n_blocks].seq, positions[col]);
+        }
+        upload(g.rows[i], cells);
+        for (size_t b = 0; b < n_blocks; ++b) {
+            std::vector<ggml_fp16_t> mask(static_cast<size_t>(ggml_nelements(g.masks[i][b])));
+            cache_->fill_mask(kind, blocks[b].seq, shape.n_slots, shape.n_kv[i][b], mask.data());
+            upload(g.masks[i][b], mask);
+        }
+    }
+    for (const BlockRequest & block : blocks) {
+        cache_->note_written(block.seq, cache_->length(block.seq) + shape.n_slots);
+    }
+    return g;
+}
+
+std::vector<Draft> Drafter::read_drafts(const DraftGraph & g) const {
+    const size_t n_blocks = g.shape.seqs.size();
+    const size_t n_draft = static_cast<size_t>(g.shape.n_draft);
+    if (config_.injection && g.shape.order == TransitionOrder::full) {
+        return walk_scores(download<float>(g.scores), download<int32_t>(g.candidates), g.shape.n_blocks(),
+                           g.shape.n_draft, config_.top_k);
+    }
+    const std::vector<int32_t> out = download<int32_t>(config_.injection ? g.path : g.candidates);
+    const size_t width = config_.injection ? 2 : 1;
+    std::vector<Draft> drafts(n_blocks);
+    for (size_t col = 0; col < n_blocks * n_draft; ++col) {
+        Draft & draft = drafts[col % n_blocks];
+        draft.tokens.push_back(out[col * width]);
+        if (config_.injection) {
+            float probability;
+            std::memcpy(&probability, &out[col * width + 1], sizeof(float));
+            draft.probabilities.push_back(probability);
+        }
+    }
+    return drafts;
+}
+
+std::vector<Draft> Drafter::draft(const std::vector<BlockRequest> & blocks, int32_t n_draft) {
+    if (n_draft < 1 || n_draft > config_.max_draft()) {
+        throw std::invalid_argument("cannot draft " + std::to_string(n_draft) + " tokens, expected 1 to " +
+                                    std::to_string(config_.max_draft()));
+    }
+    std::vector<bool> seen(static_cast<size_t>(cache_->n_seq()), false);
+    for (const BlockRequest & block : blocks) {
+        check_seq(block.seq);
+        if (seen[static_cast<size_t>(block.seq)]) {
+            throw std::invalid_argument("sequence " + std::to_string(block.seq) + " has two blocks in one call");
+        }
+        seen[static_cast<size_t>(block.seq)] = true;
+        if (block.anchor < 0 || block.anchor >= config_.n_vocab) {
+            throw std::invalid_argument("anchor token " + std::to_string(block.anchor) + " is outside the vocabulary of " +
+                                        std::to_string(config_.n_vocab));
+        }
+        if (cache_->length(block.seq) < 1) {
+            throw std::invalid_argument("sequence " + std::to_string(block.seq) + " has no committed features");
+        }
+    }
+    if (blocks.empty()) {
+        return {};
+    }
+    const DraftGraph & g = prepare(blocks, shape_for(blocks, n_draft, false));
+    compute(g.graph, "draft");
+    return read_drafts(g);
+}
+
+BlockTrace Drafter::trace(const BlockRequest & block, int32_t n_draft) {
+    draft({block}, n_draft);  // checks, and the order that is not traced
+    const DraftGraph & g = prepare({block}, shape_for({block}, n_draft, true));
+    compute(g.graph, "draft");
+    BlockTrace t;
+    t.draft = read_drafts(g)[0];
+    const auto all = [](const std::vector<ggml_tensor *> & tensors) {
+        std::vector<std::vector<float>> out;
+        for (const ggml_tensor * tensor : tensors) {
+            out.push_back(download<float>(tensor));
+        }
+        return out;
+    };
+    t.pre_injection = all(g.trace.pre_injection);
+    t.post_injection = all(g.trace.post_injection);
+    t.layer_features = all(g.trace.layer_features);
+    t.final_hidden = download<float>(g.trace.final_hidden);
+    t.logits = download<float>(g.logits);
+    t.candidates = download<int32_t>(g.candidates);
+    if (g.scores != nullptr) {
+        t.scores = download<float>(g.scores);
+    }
+    return t;
+}
+
+}  // namespace dspine

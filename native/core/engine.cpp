@@ -1,0 +1,223 @@
+#include "engine.h"
+
+#include <algorithm>
+
+#include "errors.h"
+
+namespace dspine {
+namespace {
+
+size_t common_prefix(const std::vector<int32_t> & a, const std::vector<int32_t> & b) {
+    const size_t n = std::min(a.size(), b.size());
+    return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + static_cast<ptrdiff_t>(n), b.begin()).first - a.begin());
+}
+
+}  // namespace
+
+Engine::Engine(std::shared_ptr<Target> target, std::shared_ptr<DraftSource> drafter, const EngineOptions & options)
+    : target_(std::move(target)), drafter_(std::move(drafter)), options_(options) {
+    slots_ = std::vector<Slot>(static_cast<size_t>(target_->n_seq()));
+    n_draft_max_ = drafter_ ? std::min(drafter_->max_draft(), target_->n_rollback()) : 0;
+    if (!drafter_) {
+        options_.n_draft = 0;
+        return;
+    }
+    if (options_.n_draft < 0 || options_.n_draft > n_draft_max_) {
+        throw std::invalid_argument("n_draft = " + std::to_string(options_.n_draft) + ", expected 0 to " +
+                                    std::to_string(n_draft_max_) + " (the drafter gives up to " +
+                                    std::to_string(drafter_->max_draft()) + ", the target was made for " +
+                                    std::to_string(target_->n_rollback()) + ")");
+    }
+    target_->need_rollback(n_draft_max_);
+    target_->enable_taps(drafter_->taps());
+    for (int32_t seq = 0; seq < n_slots(); ++seq) {
+        target_->clear(seq);
+        drafter_->truncate(seq, 0);
+    }
+}
+
+void Engine::check(const Request & r) const {
+    if (r.tokens.empty()) {
+        throw std::invalid_argument("the prompt has no tokens");
+    }
+    for (const int32_t token : r.tokens) {
+        if (token < 0 || token >= target_->n_vocab()) {
+            throw std::invalid_argument("prompt token " + std::to_string(token) + " is outside the vocabulary of " +
+                                        std::to_string(target_->n_vocab()));
+        }
+    }
+    if (r.tokens.size() >= static_cast<size_t>(target_->n_ctx_seq())) {
+        throw ContextLengthError("the prompt has " + std::to_string(r.tokens.size()) + " tokens, the context holds " +
+                                 std::to_string(target_->n_ctx_seq()) + " with the answer");
+    }
+    if (r.max_tokens < -1) {
+        throw std::invalid_argument("max_tokens = " + std::to_string(r.max_tokens) + ", expected -1 or more");
+    }
+    if (r.n_draft < -1 || (drafter_ != nullptr && r.n_draft > n_draft_max_)) {
+        throw std::invalid_argument("n_draft = " + std::to_string(r.n_draft) + ", expected 0 to " +
+                                    std::to_string(n_draft_max_));
+    }
+}
+
+int64_t Engine::submit(Request request) {
+    check(request);
+    auto job = std::make_shared<Job>();
+    job->sampler = std::make_unique<Sampler>(target_->model(), target_->n_ctx_seq(), request.sampling);
+    job->sampler->accept_prompt(request.tokens);
+    job->stats.n_prompt = static_cast<int32_t>(request.tokens.size());
+    job->request = std::move(request);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    job->id = next_id_++;
+    queue_.push_back(job);
+    return job->id;
+}
+
+bool Engine::cancel(int64_t id) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto * jobs : {&queue_, &running_}) {
+        for (const std::shared_ptr<Job> & job : *jobs) {
+            if (job->id == id) {
+                job->cancelled = true;
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+bool Engine::has_work() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return !queue_.empty() || !running_.empty();
+}
+
+SlotLengths Engine::lengths(int32_t slot) const {
+    if (slot < 0 || slot >= n_slots()) {
+        throw std::invalid_argument("no slot " + std::to_string(slot) + ", the engine has " + std::to_string(n_slots()));
+    }
+    const std::lock_guard<std::mutex> lock(step_mutex_);
+    return {target_->length(slot), drafter_ ? drafter_->length(slot) : -1};
+}
+
+int32_t Engine::choose_slot(const Request & request) const {
+    int32_t best = -1;
+    size_t best_prefix = 0;
+    for (int32_t i = 0; i < n_slots(); ++i) {
+        const Slot & slot = slots_[static_cast<size_t>(i)];
+        if (slot.job) {
+            continue;
+        }
+        const size_t prefix = request.cache_prompt ? common_prefix(slot.tokens, request.tokens) : 0;
+        const bool older = best >= 0 && slot.last_used < slots_[static_cast<size_t>(best)].last_used;
+        if (best < 0 || prefix > best_prefix || (prefix == best_prefix && older)) {
+            best = i;
+            best_prefix = prefix;
+        }
+    }
+    return best;
+}
+
+void Engine::reuse_prefix(int32_t index) {
+    Slot & slot = slots_[static_cast<size_t>(index)];
+    const Request & request = slot.job->request;
+    int32_t n = 0;
+    if (request.cache_prompt) {
+        // At least one token must be decoded for its logits.
+        const size_t prefix = std::min(common_prefix(slot.tokens, request.tokens), request.tokens.size() - 1);
+        n = target_->reusable(index, static_cast<int32_t>(prefix));
+        if (keeps_drafter(slot) && n > 0) {
+            n = drafter_->reusable(index, n);
+            n = target_->reusable(index, n) == n ? n : 0;
+        }
+    }
+    target_->truncate(index, n);
+    if (drafter_ && drafter_->length(index) != n) {
+        drafter_->truncate(index, drafter_->reusable(index, n));
+    }
+    slot.job->stats.n_reused = n;
+    slot.tokens = request.tokens;
+}
+
+void Engine::admit() {
+    for (;;) {
+        std::shared_ptr<Job> job;
+        int32_t index = -1;
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            if (queue_.empty()) {
+                return;
+            }
+            index = choose_slot(queue_.front()->request);
+            if (index < 0) {
+                return;
+            }
+            job = queue_.front();
+            queue_.pop_front();
+            running_.push_back(job);
+        }
+        Slot & slot = slots_[static_cast<size_t>(index)];
+        slot.job = job;
+        slot.n_draft = job->request.n_draft < 0 ? options_.n_draft : job->request.n_draft;
+        slot.last_used = ++clock_;
+        slot.generating = false;
+        slot.finish = Finish::none;
+        slot.error.clear();
+        reuse_prefix(index);
+    }
+}
+
+void Engine::drop_cancelled(std::vector<StepEvent> & events) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (auto it = queue_.begin(); it != queue_.end();) {
+            if ((*it)->cancelled) {
+                events.push_back({(*it)->id, {}, Finish::cancelled, "", (*it)->stats});
+                it = queue_.erase(it);
+            } else {
+                ++it;
+            }
+        }
+    }
+    for (int32_t i = 0; i < n_slots(); ++i) {
+        Slot & slot = slots_[static_cast<size_t>(i)];
+        if (slot.job && slot.job->cancelled) {
+            slot.finish = Finish::cancelled;
+            slot.emitted.clear();
+            release(i, events);
+        }
+    }
+}
+
+// Tells what the step did to the slot's request, and frees the slot when it has finished.
+void Engine::release(int32_t index, std::vector<StepEvent> & events) {
+    Slot & slot = slots_[static_cast<size_t>(index)];
+    events.push_back({slot.job->id, std::move(slot.emitted), slot.finish, slot.error, slot.job->stats});
+    slot.emitted.clear();
+    if (slot.finish == Finish::none) {
+        return;
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    running_.erase(std::find(running_.begin(), running_.end(), slot.job));
+    slot.job.reset();
+    // What stays is what the caches hold: the last emitted token is in neither.
+    slot.tokens.resize(std::min(slot.tokens.size(), static_cast<size_t>(target_->length(index))));
+}
+
+std::vector<StepEvent> Engine::step() {
+    const std::unique_lock<std::mutex> lock(step_mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) {
+        throw std::runtime_error("the engine is being stepped by another thread");
+    }
+    std::vector<StepEvent> events;
+    drop_cancelled(events);
+    admit();
+    run_round();
+    for (int32_t i = 0; i < n_slots(); ++i) {
+        Slot & slot = slots_[static_cast<size_t>(i)];
+        if (slot.job && (!slot.emitted.empty() || slot.finish != Finish::none)) {
+            release(i, events);
+        }
+    }
+    return events;
+}
+
+}  // namespace dspine

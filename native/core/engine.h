@@ -1,0 +1,140 @@
+// Rounds of draft and verify over several sequences (docs/design.md). One thread steps; requests are submitted and
+// cancelled from any thread.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "draft_source.h"
+#include "sampling.h"
+#include "target.h"
+
+namespace dspine {
+
+struct Request {
+    std::vector<int32_t> tokens;  // the prompt
+    SamplingParams sampling;
+    int32_t max_tokens = -1;  // -1: until the context is full
+    std::vector<int32_t> stop_tokens;
+    int32_t n_draft = -1;      // -1: the engine's; 0: plain decoding
+    bool cache_prompt = true;  // start from the longest known prefix
+};
+
+struct RequestStats {
+    int32_t n_prompt = 0;     // tokens of the prompt
+    int32_t n_reused = 0;     // of those, taken from a cache
+    int32_t n_generated = 0;  // emitted tokens
+    int32_t n_rounds = 0;     // verify rounds
+    int32_t n_drafted = 0;
+    int32_t n_accepted = 0;
+    std::vector<int32_t> drafted_at;   // by draft position, how often one was verified
+    std::vector<int32_t> accepted_at;  // likewise, and accepted
+    int64_t prefill_us = 0;            // sampling the first token included
+    int64_t draft_us = 0;              // of the rounds that the request took part in
+    int64_t verify_us = 0;
+    int64_t commit_us = 0;
+    int64_t round_us = 0;  // whole rounds: what is not draft, verify or commit is everything else
+};
+
+enum class Finish { none, stop, length, cancelled, error };
+
+// What one step did to one request.
+struct StepEvent {
+    int64_t id;
+    std::vector<int32_t> tokens;  // emitted now, in order
+    Finish finish = Finish::none;
+    std::string error;   // with Finish::error
+    RequestStats stats;  // final once finished
+};
+
+struct EngineOptions {
+    int32_t n_draft = 7;
+};
+
+struct SlotLengths {
+    int32_t target;
+    int32_t drafter;  // -1 without one
+};
+
+class Engine {
+  public:
+    // Throws PairingError, std::invalid_argument. `drafter` may be null: plain decoding.
+    Engine(std::shared_ptr<Target> target, std::shared_ptr<DraftSource> drafter, const EngineOptions & options);
+
+    // Throws std::invalid_argument, ContextLengthError.
+    int64_t submit(Request request);
+    // False when there is no such request any more.
+    bool cancel(int64_t id);
+    bool has_work() const;
+    // One round. Failures end the requests they hit and show in their events.
+    std::vector<StepEvent> step();
+
+    int32_t n_slots() const { return static_cast<int32_t>(slots_.size()); }
+    SlotLengths lengths(int32_t slot) const;
+    Target & target() { return *target_; }
+
+  private:
+    struct Job {
+        int64_t id;
+        Request request;
+        std::unique_ptr<Sampler> sampler;
+        RequestStats stats;
+        std::atomic<bool> cancelled{false};
+    };
+    struct Slot {
+        std::shared_ptr<Job> job;     // null: idle
+        std::vector<int32_t> tokens;  // prompt and emitted; when idle, the tokens whose state the caches hold
+        int32_t n_draft = 0;          // 0: the drafter's cache is not kept up
+        int64_t last_used = 0;
+        bool generating = false;  // false: the prompt is being read
+        // Of the round that is running.
+        int32_t row = -1;       // its first row in the batch, -1: takes no part
+        int32_t n_rows = 0;     // rows in the batch
+        int32_t n_kept = 0;     // of those, rows that stay
+        int32_t n_before = 0;   // committed length when the round began
+        std::vector<int32_t> draft;
+        std::vector<int32_t> emitted;
+        Finish finish = Finish::none;
+        std::string error;
+    };
+    struct RoundTimes {
+        int64_t start, drafted, decoded, accepted, committed;
+    };
+
+    void check(const Request & request) const;
+    int32_t choose_slot(const Request & request) const;
+    void reuse_prefix(int32_t index);
+    void admit();
+    void drop_cancelled(std::vector<StepEvent> & events);
+    bool keeps_drafter(const Slot & slot) const { return drafter_ != nullptr && slot.n_draft > 0; }
+    void release(int32_t index, std::vector<StepEvent> & events);
+
+    // engine_round.cpp
+    int32_t draft_limit(const Slot & slot) const;
+    void draft_blocks();
+    std::vector<BatchToken> plan_batch();
+    void accept(Slot & slot);
+    void cut_and_commit(RoundTimes & times);
+    void rewind(Slot & slot, int32_t index);
+    void account(Slot & slot, const RoundTimes & times);
+    void run_round();
+
+    std::shared_ptr<Target> target_;
+    std::shared_ptr<DraftSource> drafter_;
+    EngineOptions options_;
+    std::vector<Slot> slots_;
+    int32_t n_draft_max_ = 0;
+    mutable std::mutex step_mutex_;  // one step at a time
+
+    mutable std::mutex mutex_;  // of what follows
+    std::deque<std::shared_ptr<Job>> queue_;
+    std::deque<std::shared_ptr<Job>> running_;
+    int64_t next_id_ = 1;
+    int64_t clock_ = 0;
+};
+
+}  // namespace dspine

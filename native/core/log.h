@@ -1,0 +1,20 @@
+// ggml and llama.cpp explain failures only in their log. This keeps the last error lines for our exceptions,
+// and passes the rest to stderr when verbose. Installed once by bindings.cpp, and again by whoever is about to load.
+#pragma once
+
+#include <string>
+
+namespace dspine {
+
+void install_log_sink();
+void set_log_verbose(bool verbose);
+
+// Remembers what is logged as an error by this thread from construction on.
+class LogScope {
+  public:
+    LogScope();
+    // "; llama.cpp says: ..." or an empty string.
+    std::string reason() const;
+};
+
+}  // namespace dspine

@@ -1,0 +1,62 @@
+#include "quantize.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace dspine {
+namespace {
+
+constexpr ggml_type TYPES[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q6_K,
+                               GGML_TYPE_Q5_K, GGML_TYPE_Q4_K, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_Q4_0,
+                               GGML_TYPE_Q4_1, GGML_TYPE_Q3_K, GGML_TYPE_Q2_K};
+
+std::string lower(std::string text) {
+    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+    return text;
+}
+
+}  // namespace
+
+ggml_type parse_type(const std::string & name) {
+    std::string known;
+    for (const ggml_type type : TYPES) {
+        if (lower(name) == lower(ggml_type_name(type))) {
+            return type;
+        }
+        known += (known.empty() ? "" : ", ") + lower(ggml_type_name(type));
+    }
+    throw std::invalid_argument("unknown tensor type '" + name + "', expected one of " + known);
+}
+
+void quantize_rows(ggml_type type, const float * src, void * dst, int64_t n_rows, int64_t n_per_row, int n_threads) {
+    if (n_per_row <= 0 || n_per_row % ggml_blck_size(type) != 0) {
+        throw std::invalid_argument("rows of " + std::to_string(n_per_row) + " values do not divide into blocks of " +
+                                    std::to_string(ggml_blck_size(type)) + " (" + ggml_type_name(type) + ")");
+    }
+    const size_t row_bytes = ggml_row_size(type, n_per_row);
+    const int64_t n_hardware = std::max(1u, std::thread::hardware_concurrency());
+    const int64_t n_workers = std::clamp<int64_t>(n_threads > 0 ? n_threads : n_hardware, 1, std::max<int64_t>(1, n_rows));
+    ggml_quantize_init(type);
+
+    const auto work = [=](int64_t first, int64_t last) {
+        char * out = static_cast<char *>(dst) + static_cast<size_t>(first) * row_bytes;
+        const float * in = src + first * n_per_row;
+        if (type == GGML_TYPE_F32) {
+            std::copy(in, in + (last - first) * n_per_row, reinterpret_cast<float *>(out));
+        } else if (first < last) {
+            ggml_quantize_chunk(type, in, out, 0, last - first, n_per_row, nullptr);
+        }
+    };
+    std::vector<std::thread> workers;
+    for (int64_t i = 1; i < n_workers; ++i) {
+        workers.emplace_back(work, n_rows * i / n_workers, n_rows * (i + 1) / n_workers);
+    }
+    work(0, n_rows / n_workers);
+    for (std::thread & worker : workers) {
+        worker.join();
+    }
+}
+
+}  // namespace dspine

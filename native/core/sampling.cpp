@@ -1,0 +1,134 @@
+#include "sampling.h"
+
+#include <cmath>
+#include <stdexcept>
+
+namespace dspine {
+namespace {
+
+void check(const SamplingParams & p, int32_t n_vocab) {
+    const auto need = [](bool good, const char * name, double value, const char * expected) {
+        if (!good) {
+            throw std::invalid_argument(std::string(name) + " = " + std::to_string(value) + ", expected " + expected);
+        }
+    };
+    const auto not_negative = [&](const char * name, float value) {
+        need(std::isfinite(value) && value >= 0.0f, name, value, "a number of at least 0");
+    };
+    not_negative("temperature", p.temperature);
+    not_negative("dynatemp_range", p.dynatemp_range);
+    not_negative("dynatemp_exponent", p.dynatemp_exponent);
+    not_negative("top_p", p.top_p);
+    not_negative("min_p", p.min_p);
+    not_negative("typical_p", p.typical_p);
+    not_negative("xtc_probability", p.xtc_probability);
+    not_negative("xtc_threshold", p.xtc_threshold);
+    not_negative("dry_multiplier", p.dry_multiplier);
+    need(std::isfinite(p.top_n_sigma), "top_n_sigma", p.top_n_sigma, "a finite number");
+    need(std::isfinite(p.repeat_penalty) && p.repeat_penalty > 0.0f, "repeat_penalty", p.repeat_penalty, "a number above 0");
+    need(std::isfinite(p.frequency_penalty), "frequency_penalty", p.frequency_penalty, "a finite number");
+    need(std::isfinite(p.presence_penalty), "presence_penalty", p.presence_penalty, "a finite number");
+    need(std::isfinite(p.dry_base), "dry_base", p.dry_base, "a finite number");
+    need(p.repeat_last_n >= -1, "repeat_last_n", p.repeat_last_n, "-1 or more");
+    need(p.dry_penalty_last_n >= -1, "dry_penalty_last_n", p.dry_penalty_last_n, "-1 or more");
+    for (const auto & [token, bias] : p.logit_bias) {
+        need(token >= 0 && token < n_vocab, "logit_bias token", token, "a token of the vocabulary");
+        need(!std::isnan(bias), "logit_bias", bias, "a number");
+    }
+}
+
+constexpr const char * DRY_BREAKERS[] = {"\n", ":", "\"", "*"};
+
+}  // namespace
+
+Sampler::Sampler(const llama_model * model, int32_t n_ctx, const SamplingParams & p)
+    : n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(model))) {
+    check(p, n_vocab_);
+    const llama_vocab * vocab = llama_model_get_vocab(model);
+    chain_.reset(llama_sampler_chain_init(llama_sampler_chain_default_params()));
+    const auto add = [&](llama_sampler * sampler) { llama_sampler_chain_add(chain_.get(), sampler); };
+
+    std::vector<llama_logit_bias> bias;
+    for (const auto & [token, value] : p.logit_bias) {
+        bias.push_back({token, value});
+    }
+    for (int32_t token = 0; p.ignore_eos && token < n_vocab_; ++token) {
+        if (llama_vocab_is_eog(vocab, token)) {
+            bias.push_back({token, -INFINITY});
+        }
+    }
+    const bool penalizes = p.repeat_last_n != 0 && (p.repeat_penalty != 1.0f || p.frequency_penalty != 0.0f ||
+                                                    p.presence_penalty != 0.0f);
+    const bool dry = p.dry_multiplier > 0.0f && p.dry_base >= 1.0f && p.dry_penalty_last_n != 0;
+    argmax_ = p.temperature == 0.0f && bias.empty() && !penalizes && !dry && p.grammar.empty();
+
+    if (!bias.empty()) {
+        add(llama_sampler_init_logit_bias(n_vocab_, static_cast<int32_t>(bias.size()), bias.data()));
+    }
+    if (penalizes) {
+        add(llama_sampler_init_penalties(n_vocab_, p.repeat_last_n < 0 ? n_ctx : p.repeat_last_n, p.repeat_penalty,
+                                         p.frequency_penalty, p.presence_penalty));
+    }
+    if (dry) {
+        add(llama_sampler_init_dry(vocab, p.dry_multiplier, p.dry_base, p.dry_allowed_length,
+                                   p.dry_penalty_last_n < 0 ? n_ctx : p.dry_penalty_last_n,
+                                   const_cast<const char **>(DRY_BREAKERS), std::size(DRY_BREAKERS)));
+    }
+    if (p.temperature == 0.0f) {
+        add(llama_sampler_init_greedy());
+    } else {
+        add(llama_sampler_init_top_n_sigma(p.top_n_sigma));
+        add(llama_sampler_init_top_k(p.top_k));
+        add(llama_sampler_init_typical(p.typical_p, 0));
+        add(llama_sampler_init_top_p(p.top_p, 0));
+        add(llama_sampler_init_min_p(p.min_p, 0));
+        add(llama_sampler_init_xtc(p.xtc_probability, p.xtc_threshold, 0, p.seed));
+        add(llama_sampler_init_temp_ext(p.temperature, p.dynatemp_range, p.dynatemp_exponent));
+        add(llama_sampler_init_dist(p.seed));
+    }
+    if (!p.grammar.empty()) {
+        grammar_.reset(llama_sampler_init_grammar(vocab, p.grammar.c_str(), "root"));
+        if (!grammar_) {
+            throw std::invalid_argument("the grammar is not valid GBNF, or has no rule 'root'");
+        }
+    }
+}
+
+void Sampler::accept_prompt(const std::vector<int32_t> & tokens) {
+    if (argmax_) {
+        return;
+    }
+    for (const int32_t token : tokens) {
+        llama_sampler_accept(chain_.get(), token);
+    }
+}
+
+int32_t Sampler::sample(const float * logits) {
+    if (argmax_) {
+        int32_t best = 0;
+        for (int32_t i = 1; i < n_vocab_; ++i) {
+            best = logits[i] > logits[best] ? i : best;
+        }
+        return best;
+    }
+    candidates_.resize(static_cast<size_t>(n_vocab_));
+    for (int32_t i = 0; i < n_vocab_; ++i) {
+        candidates_[static_cast<size_t>(i)] = {i, logits[i], 0.0f};
+    }
+    llama_token_data_array array = {candidates_.data(), candidates_.size(), -1, false};
+    if (grammar_) {
+        llama_sampler_apply(grammar_.get(), &array);
+    }
+    llama_sampler_apply(chain_.get(), &array);
+    if (array.selected < 0 || static_cast<size_t>(array.selected) >= array.size) {
+        throw std::runtime_error("the sampler chain chose no token");
+    }
+    const int32_t token = array.data[array.selected].id;
+    if (grammar_) {
+        llama_sampler_accept(grammar_.get(), token);
+    }
+    llama_sampler_accept(chain_.get(), token);
+    return token;
+}
+
+}  // namespace dspine

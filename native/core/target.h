@@ -1,0 +1,97 @@
+// The target: a llama.cpp model and its context, with every misuse that llama.cpp would abort on checked first.
+// Called by the engine; lends its matrices to the drafter.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "llama-cpp.h"
+#include "mapped_rows.h"
+#include "target_tensors.h"
+
+namespace dspine {
+
+struct TargetOptions {
+    int32_t n_ctx = 4096;    // positions of all sequences together, as in llama.cpp; 0: what the model was trained for
+    int32_t n_seq = 1;       // sequences that share it evenly
+    int32_t n_batch = 512;   // tokens of one decode call at most
+    int32_t n_ubatch = 512;  // tokens of one graph at most
+    int32_t n_rollback = 0;  // tokens that a sequence may be cut back by after a decode: the longest draft
+    int32_t n_gpu_layers = -1;  // all
+    int32_t n_threads = 0;      // 0: as many as there are cores
+    int32_t n_threads_batch = 0;
+    std::string flash_attn = "auto";  // on, off, auto
+    std::string cache_type_k = "f16";
+    std::string cache_type_v = "f16";
+    bool use_mmap = true;
+};
+
+struct BatchToken {
+    int32_t token;
+    int32_t pos;
+    int32_t seq;
+    bool output;  // its logits are wanted
+};
+
+class Target {
+  public:
+    // Throws FileNotFound, ModelFormatError, BackendError, std::invalid_argument.
+    Target(const std::string & path, const TargetOptions & options);
+
+    const std::string & path() const { return path_; }
+    const std::string & arch() const { return arch_; }
+    const llama_model * model() const { return model_.get(); }
+    const llama_vocab * vocab() const { return llama_model_get_vocab(model_.get()); }
+    int32_t n_vocab() const { return llama_vocab_n_tokens(vocab()); }
+    int32_t n_ctx_seq() const { return n_ctx_seq_; }
+    int32_t n_seq() const { return options_.n_seq; }
+    int32_t n_batch() const { return options_.n_batch; }
+    int32_t n_threads() const { return options_.n_threads; }
+    int32_t n_rollback() const { return options_.n_rollback; }
+    bool is_recurrent() const { return recurrent_; }
+
+    // The matrices that a drafter shares. Throws BackendError when this build of llama.cpp hides them.
+    std::shared_ptr<const TargetTensors> tensors() const { return tensors_; }
+
+    // Keeps the inputs of these layers from every decode on. Throws PairingError for a layer that cannot be tapped.
+    void enable_taps(const std::vector<int32_t> & layers);
+    // Refuses, with the reason, a target whose memory cannot be cut back by n tokens after a decode.
+    void need_rollback(int32_t n) const;
+
+    // Runs the batch. Positions must continue each sequence. On an error the memory is cut back to where it was.
+    void decode(const std::vector<BatchToken> & batch);
+    // Of the last decode: logits of row i of the batch, float32 [n_vocab]. The row must have been an output.
+    const float * logits(int32_t i) const;
+    // Of the last decode: the tapped rows of tap t, float32 [n_tokens, n_embd].
+    const float * taps(size_t t) const;
+
+    int32_t length(int32_t seq) const;
+    // The longest length up to n that the sequence can be cut back to.
+    int32_t reusable(int32_t seq, int32_t n) const;
+    void truncate(int32_t seq, int32_t n);
+    void clear(int32_t seq);
+
+    std::vector<int32_t> tokenize(const std::string & text, bool add_special, bool parse_special) const;
+    std::string piece(int32_t token, bool special) const;
+
+  private:
+    void load_tensors();
+    void check_batch(const std::vector<BatchToken> & batch) const;
+    void restore(const std::vector<int32_t> & lengths);
+
+    std::string path_;
+    TargetOptions options_;
+    std::string arch_;
+    bool recurrent_ = false;
+    int32_t n_rollback_ = 0;  // what the context really keeps, recurrent models only
+    int32_t n_ctx_seq_ = 0;
+    llama_model_ptr model_;
+    llama_context_ptr ctx_;
+    std::unique_ptr<MappedTensor> mapped_output_;
+    std::shared_ptr<TargetTensors> tensors_;
+    std::vector<int32_t> tap_layers_;
+    std::vector<int32_t> last_decoded_;  // per sequence, tokens of its last decode that can still be taken back
+};
+
+}  // namespace dspine

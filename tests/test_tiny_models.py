@@ -1,0 +1,92 @@
+"""The tiny targets load in llama.cpp, tokenize text losslessly and write varied greedy text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+from conftest import DrafterFactory, TargetFactory
+from reference import ReferenceDrafter
+from tiny_models import ARCHITECTURES, write_tiny_target
+
+TEXT = "Hello, the world! 你好 😀🎉 ünd 3.14\n"
+
+
+def load(path: Path) -> Any:
+    return llama_cpp.Llama(str(path), n_ctx=256, verbose=False, logits_all=True)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("qtype", ["f32", "q8_0"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_greedy_text_wanders(tiny_target: TargetFactory, arch: str, qtype: str, tied: bool) -> None:
+    target = tiny_target(arch, qtype, tied=tied)
+    model = load(target.path)
+    tokens = model.tokenize(TEXT.encode())
+    assert model.detokenize(tokens).decode() == TEXT
+    model.eval(tokens)
+    written, margins = [], []
+    for _ in range(64):
+        second, first = np.sort(model.scores[model.n_tokens - 1])[-2:]
+        margins.append(first - second)
+        written.append(int(model.scores[model.n_tokens - 1].argmax()))
+        model.eval([written[-1]])
+    assert len(set(written)) > 15
+    assert np.mean(np.array(margins) > 1e-2) > 0.9
+    assert max(written) < target.token_id("<|endoftext|>")
+    model.close()
+
+
+def test_special_tokens(tiny_target: TargetFactory) -> None:
+    target = tiny_target("qwen3")
+    model = load(target.path)
+    assert model.token_eos() == target.eos_id
+    tokens = model.tokenize(b"<|im_start|>user\nhi<|im_end|><|mask|>", special=True)
+    assert tokens[0] == target.token_id("<|im_start|>")
+    assert tokens[-2:] == [target.eos_id, target.mask_id]
+    answer = model.create_chat_completion([{"role": "user", "content": "hi"}], max_tokens=8, temperature=0.0)
+    assert answer["choices"][0]["message"]["content"]
+    model.close()
+
+
+def test_the_end_token_can_be_made_likely(tmp_path: Path) -> None:
+    target = write_tiny_target(tmp_path / "ends.gguf", "llama", special_gain=2.0)
+    model = load(target.path)
+    answer = model.create_completion("Hello", max_tokens=200, temperature=0.0)
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    model.close()
+
+
+def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
+    files = [write_tiny_target(tmp_path / name, "qwen35", qtype="q8_0").path for name in ("a.gguf", "b.gguf")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"arch": "gemma"}, "arch must be one of"),
+        ({"arch": "llama", "qtype": "q4_0"}, "qtype"),
+        ({"arch": "llama", "n_embd": 48}, "multiples of 32"),
+        ({"arch": "llama", "n_vocab": 256}, "at least 261"),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        write_tiny_target(tmp_path / "x.gguf", **arguments)
+
+
+def test_drafter_fits_the_target(tiny_target: TargetFactory, tiny_drafter: DrafterFactory) -> None:
+    target = tiny_target("qwen35", "q8_0")
+    folder = tiny_drafter(target, n_layers=1)
+    assert folder == tiny_drafter(target, n_layers=1)
+    assert folder != tiny_drafter(target, n_layers=2)
+    drafter = ReferenceDrafter.load(folder)
+    embed, head = target.matrices()
+    hidden = np.random.default_rng(0).standard_normal((4, 2 * target.n_embd))
+    out = drafter.draft(embed, head, hidden, target.eos_id, 4)
+    assert out["selected"].shape == (15,)
+    assert max(drafter.config.target_layer_ids) + 1 < target.n_layer
