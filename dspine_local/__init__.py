@@ -1,5 +1,39 @@
-"""Local speculative decoding with DSpine block drafters on llama.cpp and GGUF."""
+"""Local speculative decoding with DSpine block drafters on llama.cpp and GGUF.
+
+from dspine_local import GREEDY, Engine
+
+engine = Engine("target.gguf", "drafter.gguf", n_ctx=8192)
+for piece in engine.chat([{"role": "user", "content": "Hello!"}], sampling=GREEDY):
+    print(piece, end="", flush=True)
+"""
 
 from __future__ import annotations
 
+from dspine_local.engine import Engine, Generation
+from dspine_local.errors import (
+    BackendError,
+    ContextLengthError,
+    DSpineError,
+    ModelFormatError,
+    PairingError,
+)
+from dspine_local.options import GREEDY, EngineOptions, GenerationOptions, SamplingOptions
+from dspine_local.stats import GenerationStats
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "GREEDY",
+    "BackendError",
+    "ContextLengthError",
+    "DSpineError",
+    "Engine",
+    "EngineOptions",
+    "Generation",
+    "GenerationOptions",
+    "GenerationStats",
+    "ModelFormatError",
+    "PairingError",
+    "SamplingOptions",
+    "__version__",
+]

@@ -45,3 +45,192 @@ def quantize(rows: npt.NDArray[np.float32], type_name: str, n_threads: int = 0) 
     ``type_name`` is ggml's: f32, f16, bf16, q8_0, q6_K, q5_K, q4_K, q4_0 (case-insensitive). GIL released.
     Raises ValueError for a row length that the block size does not divide.
     """
+
+def set_log_verbose(verbose: bool) -> None:
+    """Pass llama.cpp's and ggml's log on to stderr."""
+
+class TargetTensors:
+    """Token embedding and output matrix of a target, as a drafter borrows them."""
+
+    @staticmethod
+    def from_arrays(embed: npt.NDArray[np.float32], head: npt.NDArray[np.float32]) -> TargetTensors:
+        """From float32 [n_vocab, n_embd] each, on the CPU. Raises ValueError for other shapes."""
+
+class Target:
+    """A llama.cpp model and its context. ``n_rollback`` is the longest draft that will be verified."""
+
+    path: str
+    arch: str
+    description: str
+    n_vocab: int
+    n_embd: int
+    n_layer: int
+    n_ctx_seq: int
+    n_seq: int
+    n_threads: int
+    is_recurrent: bool
+    n_ctx_train: int
+    n_bytes: int
+    chat_template: str | None
+    bos_token: int
+    eos_token: int
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        n_ctx: int = 4096,
+        n_seq: int = 1,
+        n_batch: int = 512,
+        n_ubatch: int = 512,
+        n_rollback: int = 0,
+        n_gpu_layers: int = -1,
+        n_threads: int = 0,
+        n_threads_batch: int = 0,
+        flash_attn: str = "auto",
+        cache_type_k: str = "f16",
+        cache_type_v: str = "f16",
+        use_mmap: bool = True,
+    ) -> None: ...
+    def tensors(self) -> TargetTensors: ...
+    def is_end_of_generation(self, token: int) -> bool: ...
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
+    def piece(self, token: int, *, special: bool = False) -> bytes: ...
+    def enable_taps(self, layers: list[int]) -> None:
+        """Keep the inputs of these layers of every decode. Raises PairingError for one that cannot be tapped."""
+    def length(self, seq: int) -> int: ...
+    def reusable(self, seq: int, n: int) -> int:
+        """The longest length up to n that the sequence can be cut back to."""
+    def truncate(self, seq: int, n: int) -> None: ...
+    def decode(self, seq: int, tokens: list[int], *, n_outputs: int = 1) -> npt.NDArray[np.float32]:
+        """Append tokens to a sequence; the logits of the last ``n_outputs`` rows, float32 [n_outputs, n_vocab]."""
+    def taps(self, tap: int, n_tokens: int) -> npt.NDArray[np.float32]:
+        """Of the last decode: the input of the tap's layer, float32 [n_tokens, n_embd]."""
+
+class Draft:
+    """``probabilities[i]``: of token i among its slot's candidates; empty for drafters without injection."""
+
+    tokens: list[int]
+    probabilities: list[float]
+
+class DraftSource:
+    """Where an engine's drafts come from."""
+
+    max_draft: int
+
+class Drafter(DraftSource):
+    """A DSpine or DFlash drafter on the device of the target's output matrix."""
+
+    block_size: int
+    n_taps: int
+    n_embd: int
+    has_injection: bool
+    target_layers: list[int]
+    target_vocab_sha256: str
+    device: str
+    order: str
+    weight_bytes: int
+    cache_bytes: int
+    compute_bytes: int
+
+    def __init__(
+        self,
+        path: str,
+        target: TargetTensors,
+        *,
+        n_seq: int = 1,
+        n_ctx: int = 4096,
+        n_threads: int = 0,
+        cache_type: str = "f16",
+        order: str = "auto",
+    ) -> None: ...
+    def length(self, seq: int) -> int: ...
+    def reusable(self, seq: int, n: int) -> int: ...
+    def truncate(self, seq: int, n: int) -> None: ...
+    def commit(self, seq: int, features: npt.NDArray[np.float32]) -> None:
+        """Append features, float32 [n, n_taps * n_embd], to a sequence's cache."""
+    def draft(self, blocks: list[tuple[int, int]], n_draft: int) -> list[Draft]:
+        """One draft per block (sequence, anchor token), behind the sequence's committed context."""
+    def trace(self, seq: int, anchor: int, n_draft: int) -> dict[str, Any]:
+        """Every intermediate array of one block, float32, slots first (docs/parity.md)."""
+
+class CallbackDrafter(DraftSource):
+    """Drafts from a function ``(sequence, tokens so far, n_draft) -> tokens``."""
+
+    def __init__(self, draft: Any, *, n_seq: int = 1, max_draft: int = 15, taps: list[int] = ...) -> None: ...
+    def length(self, seq: int) -> int: ...
+
+class SamplingParams:
+    """See dspine_local.options.SamplingOptions."""
+
+    seed: int
+    temperature: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    repeat_last_n: int
+    repeat_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    logit_bias: list[tuple[int, float]]
+    ignore_eos: bool
+    grammar: str
+
+class RequestStats:
+    """Counters of one request; times in microseconds. See dspine_local.stats.GenerationStats."""
+
+    n_prompt: int
+    n_reused: int
+    n_generated: int
+    n_rounds: int
+    n_drafted: int
+    n_accepted: int
+    drafted_at: list[int]
+    accepted_at: list[int]
+    prefill_us: int
+    draft_us: int
+    verify_us: int
+    commit_us: int
+    round_us: int
+
+class StepEvent:
+    """What one step did to one request; ``finish_reason`` is None, stop, length, cancelled or error."""
+
+    id: int
+    tokens: list[int]
+    finish_reason: str | None
+    error: str
+    stats: RequestStats
+
+class Engine:
+    """Rounds of draft and verify. One thread steps; submit and cancel are allowed from any."""
+
+    n_slots: int
+
+    def __init__(self, target: Target, drafter: DraftSource | None = None, *, n_draft: int = 7) -> None: ...
+    def submit(
+        self,
+        tokens: list[int],
+        sampling: SamplingParams,
+        *,
+        max_tokens: int = -1,
+        stop_tokens: list[int] = ...,
+        n_draft: int = -1,
+        cache_prompt: bool = True,
+    ) -> int:
+        """Queue a request; its id. Raises ValueError, ContextLengthError."""
+    def cancel(self, id: int) -> bool: ...  # noqa: A002 - the module's own name
+    def has_work(self) -> bool: ...
+    def step(self) -> list[StepEvent]: ...
+    def lengths(self, slot: int) -> tuple[int, int]:
+        """Committed positions in the target's and the drafter's cache, -1 without a drafter."""

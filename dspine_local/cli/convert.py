@@ -72,7 +72,6 @@ def report_text(report: ConversionReport) -> str:
     kinds = Counter((fallback.wanted, fallback.got, fallback.reason) for fallback in report.fallbacks)
     for (wanted, got, reason), count in kinds.items():
         example = next(f.tensor for f in report.fallbacks if (f.wanted, f.got, f.reason) == (wanted, got, reason))
-        lines.append(
-            f"note: {count} tensor{'s' if count > 1 else ''} stored as {got} instead of {wanted}, e.g. {example}: {reason}"
-        )
+        counted = f"{count} tensors" if count > 1 else "1 tensor"
+        lines.append(f"note: {counted} stored as {got} instead of {wanted}, e.g. {example}: {reason}")
     return "\n".join(lines)

@@ -100,7 +100,7 @@ Target::Target(const std::string & path, const TargetOptions & options)
     llama_model_params model_params = llama_model_default_params();
     model_params.n_gpu_layers = options_.n_gpu_layers;
     model_params.load_mode = options_.use_mmap ? LLAMA_LOAD_MODE_AUTO : LLAMA_LOAD_MODE_NONE;
-    model_.reset(llama_model_load_from_file(path.c_str(), model_params));
+    model_.reset(llama_model_load_from_file(path.c_str(), model_params), llama_model_deleter());
     if (!model_) {
         throw ModelFormatError("llama.cpp could not load '" + path + "'" + log.reason());
     }
@@ -143,6 +143,7 @@ Target::Target(const std::string & path, const TargetOptions & options)
 
 void Target::load_tensors() {
     tensors_ = std::make_shared<TargetTensors>();
+    tensors_->owners.push_back(model_);
     tensors_->arch = arch_;
     tensors_->n_layer = llama_model_n_layer(model_.get());
     tensors_->n_embd = llama_model_n_embd(model_.get());
@@ -169,8 +170,9 @@ void Target::load_tensors() {
     } else if (output == nullptr) {
         tensors_->output_rows = tensors_->token_embd;
     } else {
-        mapped_output_ = std::make_unique<MappedTensor>(path_, "output.weight");
-        tensors_->output_rows = mapped_output_->tensor();
+        const auto mapped = std::make_shared<const MappedTensor>(path_, "output.weight");
+        tensors_->output_rows = mapped->tensor();
+        tensors_->owners.push_back(mapped);
     }
 }
 

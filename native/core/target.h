@@ -86,9 +86,8 @@ class Target {
     bool recurrent_ = false;
     int32_t n_rollback_ = 0;  // what the context really keeps, recurrent models only
     int32_t n_ctx_seq_ = 0;
-    llama_model_ptr model_;
+    std::shared_ptr<llama_model> model_;
     llama_context_ptr ctx_;
-    std::unique_ptr<MappedTensor> mapped_output_;
     std::shared_ptr<TargetTensors> tensors_;
     std::vector<int32_t> tap_layers_;
     std::vector<int32_t> last_decoded_;  // per sequence, tokens of its last decode that can still be taken back

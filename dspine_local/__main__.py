@@ -1,0 +1,7 @@
+"""``python -m dspine_local``."""
+
+import sys
+
+from dspine_local.cli import main
+
+sys.exit(main())

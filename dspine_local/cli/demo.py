@@ -1,0 +1,80 @@
+"""``dspine-local demo``: see it work, without a model of your own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dspine_local.cli import EXIT_DONE, EXIT_FAILED
+from dspine_local.demo import N_DRAFT, PROMPTS, DemoRound, demo_engine, run_demo
+from dspine_local.progress import progress_bar
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the main parser."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="answer three prompts with SmolLM2, with and without its drafter",
+        description="Answer three prompts with SmolLM2-135M-Instruct, plain and with the drafter that comes along, and "
+        "show both side by side: the same text, the acceptance length, tokens per second. Needs the extra 'demo'. "
+        "Exit code 1 when an answer differs.",
+    )
+    parser.add_argument("-n", "--predict", metavar="N", type=int, default=128, help="tokens per answer (default: 128)")
+    parser.add_argument(
+        "--n-draft", metavar="K", type=int, default=N_DRAFT, help="tokens drafted (default: %(default)s)"
+    )
+    parser.add_argument("-t", "--threads", metavar="N", type=int, default=0, help="CPU threads (default: one per core)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo; 0 when every answer is the same both ways."""
+    if args.predict < 1:
+        raise ValueError(f"--predict {args.predict}, expected at least 1")
+    rounds: list[DemoRound] = []
+    console = Console()
+    total = 2 * args.predict * len(PROMPTS)
+    with (
+        demo_engine(n_draft=args.n_draft, n_threads=args.threads) as engine,
+        progress_bar("Answering", unit="steps") as progress,
+    ):
+        n_done = 0
+
+        def advance(n: int) -> None:
+            nonlocal n_done
+            n_done += n
+            progress(n_done, total, "tokens")
+
+        for result in run_demo(engine, args.predict, advance):
+            rounds.append(result)
+            n_done = 2 * args.predict * len(rounds)
+            if not args.json:
+                show(console, result)
+    same = all(result.same_text for result in rounds)
+    if args.json:
+        answers = [{**asdict(result), "same_text": result.same_text} for result in rounds]
+        print(json.dumps({"same_text": same, "answers": answers}, ensure_ascii=False))
+    else:
+        console.print(
+            "All answers are the same with and without the drafter."
+            if same
+            else "Answers DIFFER. Plain and batched decoding round differently on this machine: see docs/lossless.md."
+        )
+    return EXIT_DONE if same else EXIT_FAILED
+
+
+def show(console: Console, result: DemoRound) -> None:
+    """Both answers in two columns."""
+    table = Table(title=Text(result.prompt), title_justify="left", show_lines=True, expand=True)
+    for title, stats in (("plain", result.plain), ("with drafter", result.drafted)):
+        speed = "" if stats.tokens_per_second is None else f", {stats.tokens_per_second:.1f} tokens/s"
+        length = "" if not stats.drafted else f", acceptance length {stats.acceptance_length:.2f}"
+        table.add_column(Text(f"{title}{speed}{length}"), ratio=1)
+    table.add_row(Text(result.plain_text.strip()), Text(result.drafted_text.strip()))
+    console.print(table)

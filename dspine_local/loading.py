@@ -1,0 +1,87 @@
+"""Loads a target and its drafter, in the order in which a mistake shows soonest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike, fspath
+
+from dspine_local import _native
+from dspine_local.convert.schema import ARCHITECTURE, Key
+from dspine_local.errors import ModelFormatError, PairingError
+from dspine_local.options import EngineOptions
+
+DEFAULT_DRAFT = 7
+
+StrPath = str | PathLike[str]
+
+
+@dataclass(frozen=True)
+class LoadedModels:
+    """Native target and drafter, and the draft length that both were made for."""
+
+    target: _native.Target
+    drafter: _native.Drafter | None
+    n_draft: int
+
+
+def load_models(target: StrPath, drafter: StrPath | None, options: EngineOptions) -> LoadedModels:
+    """Load both models; see ``Engine`` for the errors."""
+    n_draft = _draft_length(fspath(drafter), options.n_draft) if drafter is not None else 0
+    loaded = _native.Target(
+        fspath(target),
+        n_ctx=options.n_ctx,
+        n_seq=options.n_parallel,
+        n_batch=options.n_batch,
+        n_ubatch=options.n_ubatch,
+        n_rollback=n_draft,
+        n_gpu_layers=options.n_gpu_layers,
+        n_threads=options.n_threads,
+        n_threads_batch=options.n_threads_batch,
+        flash_attn=options.flash_attn,
+        cache_type_k=options.cache_type_k,
+        cache_type_v=options.cache_type_v,
+        use_mmap=options.use_mmap,
+    )
+    if drafter is None:
+        return LoadedModels(loaded, None, 0)
+    loaded_drafter = _native.Drafter(
+        fspath(drafter),
+        loaded.tensors(),
+        n_seq=options.n_parallel,
+        n_ctx=loaded.n_ctx_seq,
+        n_threads=options.n_threads,
+        cache_type=options.cache_type_drafter,
+        order=options.transition_order,
+    )
+    _check_vocabulary(fspath(drafter), loaded_drafter, fspath(target))
+    return LoadedModels(loaded, loaded_drafter, n_draft)
+
+
+def _draft_length(path: str, wanted: int | None) -> int:
+    """The target's context must know it before the drafter can be loaded: read it from the drafter's header."""
+    header = _native.GgufFile(path)
+    keys = set(header.keys())
+    architecture = header.get(Key.ARCHITECTURE) if Key.ARCHITECTURE in keys else None
+    block_size = header.get(Key.BLOCK_SIZE) if Key.BLOCK_SIZE in keys else None
+    if architecture != ARCHITECTURE or not isinstance(block_size, int):
+        raise ModelFormatError(
+            f"'{path}' has architecture {architecture!r} and block size {block_size!r}, expected a drafter of "
+            f"architecture '{ARCHITECTURE}' (made by `dspine-local convert`)"
+        )
+    longest = block_size - 1
+    if wanted is None:
+        return max(0, min(DEFAULT_DRAFT, longest))
+    if not 0 <= wanted <= longest:
+        raise ValueError(f"n_draft = {wanted}, expected 0 to {longest} (the drafter's block has {block_size} slots)")
+    return wanted
+
+
+def _check_vocabulary(drafter_path: str, drafter: _native.Drafter, target_path: str) -> None:
+    """Two models of one size may number their tokens differently: then every draft would be nonsense."""
+    expected = drafter.target_vocab_sha256
+    found = _native.vocab_sha256(target_path) if expected else ""
+    if found != expected:
+        raise PairingError(
+            f"drafter '{drafter_path}' was made for a target with another vocabulary (SHA-256 {expected[:12]}...), "
+            f"'{target_path}' has {found[:12]}..."
+        )
