@@ -1,4 +1,4 @@
-"""The compiled extension's interface (native/bindings.cpp). A test holds it against the built module."""
+"""The compiled extension's interface (native/bindings/). A test holds it against the built module."""
 
 from typing import Any
 

@@ -1,0 +1,34 @@
+// What the binding files share. Types and errors are documented in dspine_local/_native.pyi.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace dspine {
+
+namespace py = pybind11;
+
+using FloatArray = py::array_t<float, py::array::c_style>;
+
+template <typename T>
+py::array_t<T> to_array(const std::vector<T> & values, std::vector<py::ssize_t> shape) {
+    py::array_t<T> out(std::move(shape));
+    std::copy(values.begin(), values.end(), out.mutable_data());
+    return out;
+}
+
+// Throws std::invalid_argument unless the array has this shape; -1 is any.
+void need_shape(const py::array & array, const std::string & name, const std::vector<py::ssize_t> & shape);
+
+void bind_errors(py::module_ & m);
+void bind_files(py::module_ & m);
+void bind_target(py::module_ & m);
+void bind_drafter(py::module_ & m);
+void bind_engine(py::module_ & m);
+
+}  // namespace dspine

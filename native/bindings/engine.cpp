@@ -1,0 +1,141 @@
+#include "engine.h"
+
+#include "bindings.h"
+
+namespace dspine {
+namespace {
+
+// Any Python function that guesses tokens, as a source of drafts: for tests of the loop, and for lookup drafters.
+class CallbackDrafter final : public DraftSource {
+  public:
+    CallbackDrafter(py::function draft, int32_t n_seq, int32_t max_draft, std::vector<int32_t> taps)
+        : draft_(std::move(draft)), max_draft_(max_draft), taps_(std::move(taps)), lengths_(static_cast<size_t>(n_seq), 0) {}
+
+    ~CallbackDrafter() override {
+        const py::gil_scoped_acquire acquire;
+        draft_ = py::function();
+    }
+
+    int32_t max_draft() const override { return max_draft_; }
+    const std::vector<int32_t> & taps() const override { return taps_; }
+    int32_t length(int32_t seq) const override { return lengths_.at(static_cast<size_t>(seq)); }
+    int32_t reusable(int32_t seq, int32_t n) const override { return std::min(n, length(seq)); }
+    void truncate(int32_t seq, int32_t n) override { lengths_.at(static_cast<size_t>(seq)) = n; }
+
+    void commit(const std::vector<FeatureRows> & rows) override {
+        for (const FeatureRows & part : rows) {
+            lengths_.at(static_cast<size_t>(part.seq)) += part.n;
+        }
+    }
+
+    std::vector<Draft> draft(const std::vector<BlockRequest> & blocks, int32_t n_draft) override {
+        const py::gil_scoped_acquire acquire;
+        std::vector<Draft> drafts;
+        for (const BlockRequest & block : blocks) {
+            drafts.push_back({draft_(block.seq, *block.tokens, n_draft).cast<std::vector<int32_t>>(), {}});
+        }
+        return drafts;
+    }
+
+  private:
+    py::function draft_;
+    int32_t max_draft_;
+    std::vector<int32_t> taps_;
+    std::vector<int32_t> lengths_;
+};
+
+const char * finish_name(Finish finish) {
+    switch (finish) {
+        case Finish::stop: return "stop";
+        case Finish::length: return "length";
+        case Finish::cancelled: return "cancelled";
+        case Finish::error: return "error";
+        case Finish::none: break;
+    }
+    return nullptr;
+}
+
+}  // namespace
+
+void bind_engine(py::module_ & m) {
+    py::class_<SamplingParams>(m, "SamplingParams")
+        .def(py::init<>())
+        .def_readwrite("seed", &SamplingParams::seed)
+        .def_readwrite("temperature", &SamplingParams::temperature)
+        .def_readwrite("dynatemp_range", &SamplingParams::dynatemp_range)
+        .def_readwrite("dynatemp_exponent", &SamplingParams::dynatemp_exponent)
+        .def_readwrite("top_k", &SamplingParams::top_k)
+        .def_readwrite("top_p", &SamplingParams::top_p)
+        .def_readwrite("min_p", &SamplingParams::min_p)
+        .def_readwrite("typical_p", &SamplingParams::typical_p)
+        .def_readwrite("top_n_sigma", &SamplingParams::top_n_sigma)
+        .def_readwrite("xtc_probability", &SamplingParams::xtc_probability)
+        .def_readwrite("xtc_threshold", &SamplingParams::xtc_threshold)
+        .def_readwrite("repeat_last_n", &SamplingParams::repeat_last_n)
+        .def_readwrite("repeat_penalty", &SamplingParams::repeat_penalty)
+        .def_readwrite("frequency_penalty", &SamplingParams::frequency_penalty)
+        .def_readwrite("presence_penalty", &SamplingParams::presence_penalty)
+        .def_readwrite("dry_multiplier", &SamplingParams::dry_multiplier)
+        .def_readwrite("dry_base", &SamplingParams::dry_base)
+        .def_readwrite("dry_allowed_length", &SamplingParams::dry_allowed_length)
+        .def_readwrite("dry_penalty_last_n", &SamplingParams::dry_penalty_last_n)
+        .def_readwrite("logit_bias", &SamplingParams::logit_bias)
+        .def_readwrite("ignore_eos", &SamplingParams::ignore_eos)
+        .def_readwrite("grammar", &SamplingParams::grammar);
+    py::class_<RequestStats>(m, "RequestStats")
+        .def_readonly("n_prompt", &RequestStats::n_prompt)
+        .def_readonly("n_reused", &RequestStats::n_reused)
+        .def_readonly("n_generated", &RequestStats::n_generated)
+        .def_readonly("n_rounds", &RequestStats::n_rounds)
+        .def_readonly("n_drafted", &RequestStats::n_drafted)
+        .def_readonly("n_accepted", &RequestStats::n_accepted)
+        .def_readonly("drafted_at", &RequestStats::drafted_at)
+        .def_readonly("accepted_at", &RequestStats::accepted_at)
+        .def_readonly("prefill_us", &RequestStats::prefill_us)
+        .def_readonly("draft_us", &RequestStats::draft_us)
+        .def_readonly("verify_us", &RequestStats::verify_us)
+        .def_readonly("commit_us", &RequestStats::commit_us)
+        .def_readonly("round_us", &RequestStats::round_us);
+    py::class_<StepEvent>(m, "StepEvent")
+        .def_readonly("id", &StepEvent::id)
+        .def_readonly("tokens", &StepEvent::tokens)
+        .def_property_readonly("finish_reason", [](const StepEvent & e) { return finish_name(e.finish); })
+        .def_readonly("error", &StepEvent::error)
+        .def_readonly("stats", &StepEvent::stats);
+    py::class_<CallbackDrafter, DraftSource, std::shared_ptr<CallbackDrafter>>(m, "CallbackDrafter")
+        .def(py::init<py::function, int32_t, int32_t, std::vector<int32_t>>(), py::arg("draft"), py::kw_only(),
+             py::arg("n_seq") = 1, py::arg("max_draft") = 15, py::arg("taps") = std::vector<int32_t>{})
+        .def("length", &CallbackDrafter::length, py::arg("seq"));
+    py::class_<Engine>(m, "Engine")
+        .def(py::init([](std::shared_ptr<Target> target, std::shared_ptr<DraftSource> drafter, int32_t n_draft) {
+                 const py::gil_scoped_release release;
+                 return std::make_unique<Engine>(std::move(target), std::move(drafter), EngineOptions{n_draft});
+             }),
+             py::arg("target"), py::arg("drafter") = py::none(), py::kw_only(), py::arg("n_draft") = 7)
+        .def(
+            "submit",
+            [](Engine & e, std::vector<int32_t> tokens, const SamplingParams & sampling, int32_t max_tokens,
+               std::vector<int32_t> stop_tokens, int32_t n_draft, bool cache_prompt) {
+                const py::gil_scoped_release release;
+                return e.submit({std::move(tokens), sampling, max_tokens, std::move(stop_tokens), n_draft, cache_prompt});
+            },
+            py::arg("tokens"), py::arg("sampling"), py::kw_only(), py::arg("max_tokens") = -1,
+            py::arg("stop_tokens") = std::vector<int32_t>{}, py::arg("n_draft") = -1, py::arg("cache_prompt") = true)
+        .def("cancel", &Engine::cancel, py::arg("id"), py::call_guard<py::gil_scoped_release>())
+        .def("has_work", &Engine::has_work, py::call_guard<py::gil_scoped_release>())
+        .def("step", &Engine::step, py::call_guard<py::gil_scoped_release>())
+        .def_property_readonly("n_slots", &Engine::n_slots)
+        .def(
+            "lengths",
+            [](const Engine & e, int32_t slot) {
+                SlotLengths n;
+                {
+                    const py::gil_scoped_release release;
+                    n = e.lengths(slot);
+                }
+                return std::make_pair(n.target, n.drafter);
+            },
+            py::arg("slot"));
+}
+
+}  // namespace dspine

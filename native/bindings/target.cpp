@@ -1,0 +1,92 @@
+#include "target.h"
+
+#include "bindings.h"
+
+namespace dspine {
+
+void bind_target(py::module_ & m) {
+    py::class_<Target, std::shared_ptr<Target>>(m, "Target")
+        .def(py::init([](const std::string & path, int32_t n_ctx, int32_t n_seq, int32_t n_batch, int32_t n_ubatch,
+                         int32_t n_rollback, int32_t n_gpu_layers, int32_t n_threads, int32_t n_threads_batch,
+                         const std::string & flash_attn, const std::string & cache_type_k, const std::string & cache_type_v,
+                         bool use_mmap) {
+                 const py::gil_scoped_release release;
+                 return std::make_shared<Target>(
+                     path, TargetOptions{n_ctx, n_seq, n_batch, n_ubatch, n_rollback, n_gpu_layers, n_threads,
+                                         n_threads_batch, flash_attn, cache_type_k, cache_type_v, use_mmap});
+             }),
+             py::arg("path"), py::kw_only(), py::arg("n_ctx") = 4096, py::arg("n_seq") = 1, py::arg("n_batch") = 512,
+             py::arg("n_ubatch") = 512, py::arg("n_rollback") = 0, py::arg("n_gpu_layers") = -1, py::arg("n_threads") = 0,
+             py::arg("n_threads_batch") = 0, py::arg("flash_attn") = "auto", py::arg("cache_type_k") = "f16",
+             py::arg("cache_type_v") = "f16", py::arg("use_mmap") = true)
+        .def_property_readonly("path", &Target::path)
+        .def_property_readonly("arch", &Target::arch)
+        .def_property_readonly("description",
+                               [](const Target & t) {
+                                   char text[256];
+                                   llama_model_desc(t.model(), text, sizeof(text));
+                                   return std::string(text);
+                               })
+        .def_property_readonly("n_vocab", &Target::n_vocab)
+        .def_property_readonly("n_embd", [](const Target & t) { return t.tensors()->n_embd; })
+        .def_property_readonly("n_layer", [](const Target & t) { return t.tensors()->n_layer; })
+        .def_property_readonly("n_ctx_seq", &Target::n_ctx_seq)
+        .def_property_readonly("n_seq", &Target::n_seq)
+        .def_property_readonly("n_threads", &Target::n_threads)
+        .def_property_readonly("is_recurrent", &Target::is_recurrent)
+        .def_property_readonly("n_ctx_train", [](const Target & t) { return llama_model_n_ctx_train(t.model()); })
+        .def_property_readonly("n_bytes", [](const Target & t) { return llama_model_size(t.model()); })
+        .def_property_readonly("chat_template",
+                               [](const Target & t) -> py::object {
+                                   const char * text = llama_model_chat_template(t.model(), nullptr);
+                                   return text ? py::object(py::str(text)) : py::none();
+                               })
+        .def_property_readonly("bos_token", [](const Target & t) { return llama_vocab_bos(t.vocab()); })
+        .def_property_readonly("eos_token", [](const Target & t) { return llama_vocab_eos(t.vocab()); })
+        .def("tensors", [](const Target & t) { return std::const_pointer_cast<TargetTensors>(t.tensors()); })
+        .def("is_end_of_generation",
+             [](const Target & t, int32_t token) {
+                 return token >= 0 && token < t.n_vocab() && llama_vocab_is_eog(t.vocab(), token);
+             },
+             py::arg("token"))
+        .def("tokenize", &Target::tokenize, py::arg("text"), py::kw_only(), py::arg("add_special") = true,
+             py::arg("parse_special") = false)
+        .def("piece", [](const Target & t, int32_t token, bool special) { return py::bytes(t.piece(token, special)); },
+             py::arg("token"), py::kw_only(), py::arg("special") = false)
+        .def("enable_taps", &Target::enable_taps, py::arg("layers"))
+        .def("length", &Target::length, py::arg("seq"))
+        .def("reusable", &Target::reusable, py::arg("seq"), py::arg("n"))
+        .def("truncate", &Target::truncate, py::arg("seq"), py::arg("n"))
+        .def(
+            "decode",
+            [](Target & t, int32_t seq, const std::vector<int32_t> & tokens, int32_t n_outputs) {
+                std::vector<BatchToken> batch;
+                const int32_t n = static_cast<int32_t>(tokens.size());
+                for (int32_t i = 0; i < n; ++i) {
+                    batch.push_back({tokens[static_cast<size_t>(i)], t.length(seq) + i, seq, i >= n - n_outputs});
+                }
+                {
+                    const py::gil_scoped_release release;
+                    t.decode(batch);
+                }
+                py::array_t<float> out({std::min(n, n_outputs), t.n_vocab()});
+                for (int32_t i = 0; i < out.shape(0); ++i) {
+                    const float * row = t.logits(n - static_cast<int32_t>(out.shape(0)) + i);
+                    std::copy(row, row + t.n_vocab(), out.mutable_data(i, 0));
+                }
+                return out;
+            },
+            py::arg("seq"), py::arg("tokens"), py::kw_only(), py::arg("n_outputs") = 1)
+        .def(
+            "taps",
+            [](const Target & t, py::ssize_t tap, py::ssize_t n_tokens) {
+                const py::ssize_t n_embd = t.tensors()->n_embd;
+                py::array_t<float> out({n_tokens, n_embd});
+                const float * rows = t.taps(static_cast<size_t>(tap));
+                std::copy(rows, rows + n_tokens * n_embd, out.mutable_data());
+                return out;
+            },
+            py::arg("tap"), py::arg("n_tokens"));
+}
+
+}  // namespace dspine

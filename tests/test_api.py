@@ -1,0 +1,209 @@
+"""The Python engine: streaming, statistics, several requests at once, and errors before anything is loaded."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import DrafterFactory, TargetFactory
+
+from dspine_local import (
+    GREEDY,
+    ContextLengthError,
+    Engine,
+    GenerationOptions,
+    ModelFormatError,
+    PairingError,
+    SamplingOptions,
+)
+from dspine_local.convert import convert_checkpoint
+
+PROMPT = "The quick brown fox jumps over the lazy dog."
+
+
+@pytest.fixture(scope="module")
+def pair(
+    tiny_target: TargetFactory, tiny_drafter: DrafterFactory, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    target = tiny_target("llama", "q8_0")
+    drafter = tmp_path_factory.mktemp("api") / "drafter.gguf"
+    convert_checkpoint(tiny_drafter(target), drafter, outtype="f32", target=target.path)
+    return Path(target.path), drafter
+
+
+@pytest.fixture
+def engine(pair: tuple[Path, Path]) -> Engine:
+    return Engine(*pair, n_ctx=1024, n_parallel=2, n_ubatch=32, flash_attn="on")
+
+
+def test_stream_equals_text_and_tokens(engine: Engine) -> None:
+    generation = engine.generate(PROMPT, max_tokens=50, sampling=GREEDY)
+    pieces = list(generation)
+    assert "".join(pieces) == generation.text == engine.tokenizer.decode(generation.tokens)
+    assert generation.finish_reason == "length"
+    assert len(generation.tokens) == 50
+
+
+def test_statistics_add_up(engine: Engine) -> None:
+    generation = engine.generate(PROMPT, max_tokens=40, sampling=GREEDY)
+    generation.read()
+    stats = generation.stats
+    assert stats is not None
+    assert stats.generated == 40 == 1 + stats.rounds + stats.accepted
+    assert stats.acceptance_length == (stats.rounds + stats.accepted) / stats.rounds
+    assert stats.prompt_tokens == len(generation.prompt_tokens)
+    assert sum(stats.drafted_per_position) == stats.drafted
+    assert sum(stats.accepted_per_position) == stats.accepted
+    assert stats.other_s >= 0
+    assert stats.to_json()["rounds"] == stats.rounds
+
+
+def test_drafting_changes_no_token(engine: Engine) -> None:
+    plain = engine.generate(PROMPT, max_tokens=60, n_draft=0, sampling=GREEDY)
+    drafted = engine.generate(PROMPT, max_tokens=60, sampling=GREEDY)
+    assert plain.read() == drafted.read()
+    assert plain.tokens == drafted.tokens
+    assert plain.stats is not None
+    assert plain.stats.drafted == 0
+    assert drafted.stats is not None
+    assert drafted.stats.drafted > 0
+
+
+def test_interleaved_requests_give_what_they_give_alone(engine: Engine) -> None:
+    alone = [engine.generate(f"{PROMPT} {i}", max_tokens=30, sampling=GREEDY).read() for i in range(3)]
+    together = [engine.generate(f"{PROMPT} {i}", max_tokens=30, sampling=GREEDY) for i in range(3)]  # two slots
+    texts = ["", "", ""]
+    running = list(range(3))
+    while running:
+        for i in list(running):
+            piece = next(together[i], None)
+            texts[i] += piece or ""
+            if piece is None:
+                running.remove(i)
+    assert texts == alone
+
+
+def test_requests_from_threads(engine: Engine) -> None:
+    alone = [engine.generate(f"{PROMPT} {i}", max_tokens=20, sampling=GREEDY).read() for i in range(6)]
+    results: dict[int, str] = {}
+
+    def work(i: int) -> None:
+        results[i] = engine.generate(f"{PROMPT} {i}", max_tokens=20, sampling=GREEDY).read()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert [results[i] for i in range(6)] == alone
+
+
+def test_stop_text_is_cut_wherever_it_falls(engine: Engine) -> None:
+    whole = engine.generate(PROMPT, max_tokens=40, sampling=GREEDY).read()
+    for at in range(5, len(whole) - 3, 4):
+        stop = whole[at : at + 3]
+        generation = engine.generate(PROMPT, max_tokens=40, stop=[stop], sampling=GREEDY)
+        assert "".join(generation) == whole[: whole.index(stop)]
+        assert generation.finish_reason == "stop"
+        assert generation.stats is not None
+        assert generation.stats.generated == len(generation.tokens)
+
+
+def test_closing_frees_the_slot_for_the_next(engine: Engine) -> None:
+    for _ in range(5):
+        with engine.generate(PROMPT, sampling=GREEDY) as generation:
+            next(generation)
+        assert generation.finish_reason == "cancelled"
+    assert engine.generate(PROMPT, max_tokens=3, sampling=GREEDY).read()
+
+
+def test_dropped_requests_do_not_block(engine: Engine) -> None:
+    for _ in range(5):
+        next(engine.generate(PROMPT, sampling=GREEDY))
+    assert engine.generate(PROMPT, max_tokens=3, sampling=GREEDY).read()
+
+
+def test_the_next_turn_reuses_the_conversation(engine: Engine) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    first = engine.chat(messages, max_tokens=20, sampling=GREEDY)
+    first.read()
+    again = engine.generate(first.prompt_tokens + first.tokens, max_tokens=5, sampling=GREEDY)
+    again.read()
+    assert again.stats is not None
+    assert again.stats.reused_tokens == len(first.prompt_tokens) + len(first.tokens) - 1
+
+
+def test_one_seed_one_answer(engine: Engine) -> None:
+    sampling = SamplingOptions(seed=11)
+    texts = {
+        engine.generate(PROMPT, max_tokens=30, n_draft=n, sampling=sampling).read() for n in (0, 1, 7) for _ in range(2)
+    }
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"repeat_penalty": 0.0}, "repeat_penalty"),
+        ({"logit_bias": [(10**6, 1.0)]}, "logit_bias"),
+        ({"grammar": "not a grammar"}, "grammar"),
+        ({"top_k": "many"}, "top_k"),
+    ],
+)
+def test_wrong_sampling_is_named(engine: Engine, options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        engine.generate(PROMPT, sampling=SamplingOptions(**options))  # type: ignore[arg-type]
+    assert engine.generate(PROMPT, max_tokens=2, sampling=GREEDY).read() is not None
+
+
+def test_wrong_requests_are_named(engine: Engine) -> None:
+    with pytest.raises(ValueError, match="no tokens"):
+        engine.generate([])
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        engine.generate([1, 10**6])
+    with pytest.raises(ValueError, match="max_tokens"):
+        engine.generate(PROMPT, max_tokens=-2)
+    with pytest.raises(ValueError, match="n_draft = 99, expected 0 to 7"):
+        engine.generate(PROMPT, n_draft=99)
+    with pytest.raises(ContextLengthError, match="600 tokens, the context holds 512"):
+        engine.generate([5] * 600)
+    with pytest.raises(TypeError, match="temprature"):
+        engine.generate(PROMPT, temprature=1.0)
+    with pytest.raises(ValueError, match="list of texts"):
+        GenerationOptions(stop="END")
+
+
+def test_wrong_files_are_named(pair: tuple[Path, Path], tmp_path: Path, tiny_target: TargetFactory) -> None:
+    target, drafter = pair
+    with pytest.raises(FileNotFoundError, match=r"missing\.gguf"):
+        Engine(tmp_path / "missing.gguf")
+    with pytest.raises(FileNotFoundError, match=r"missing\.gguf"):
+        Engine(target, tmp_path / "missing.gguf")
+    with pytest.raises(ModelFormatError, match="expected a drafter"):
+        Engine(target, target)
+    with pytest.raises(ModelFormatError, match="expected a target"):
+        Engine(drafter)
+    truncated = tmp_path / "truncated.gguf"
+    truncated.write_bytes(target.read_bytes()[:-100])
+    with pytest.raises(ModelFormatError, match="truncated"):
+        Engine(truncated)
+    with pytest.raises(ValueError, match="n_draft = 16, expected 0 to 15"):
+        Engine(target, drafter, n_draft=16)
+    with pytest.raises(PairingError, match="layer"):
+        Engine(tiny_target("qwen35", "q8_0").path, drafter)
+
+
+def test_a_target_with_another_vocabulary_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """The same sizes, other tokens: every draft would be nonsense, so it must not load."""
+    target, drafter = pair
+    other = tmp_path / "other.gguf"
+    data = bytearray(target.read_bytes())
+    at = data.index(b"tokenizer.ggml.tokens")
+    at = data.index(b"\x01\x00\x00\x00\x00\x00\x00\x00a", at) + 8  # the token "a"
+    data[at : at + 1] = b"\x7f"
+    other.write_bytes(data)
+    with pytest.raises(PairingError, match="another vocabulary"):
+        Engine(other, drafter)
