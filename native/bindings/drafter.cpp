@@ -76,9 +76,10 @@ void bind_drafter(py::module_ & m) {
             "commit",
             [](Drafter & d, int32_t seq, const FloatArray & features) {
                 const size_t n_embd = static_cast<size_t>(d.config().n_embd);
-                need_shape(features, "features", {-1, static_cast<py::ssize_t>(d.config().n_taps() * d.config().n_embd)});
-                FeatureRows rows = {seq, static_cast<int32_t>(features.shape(0)), {},
-                                    static_cast<size_t>(features.shape(1))};
+                need_shape(features, "features",
+                           {-1, static_cast<py::ssize_t>(d.config().n_taps() * d.config().n_embd)});
+                FeatureRows rows = {
+                    seq, static_cast<int32_t>(features.shape(0)), {}, static_cast<size_t>(features.shape(1))};
                 for (size_t tap = 0; tap < d.config().target_layers.size(); ++tap) {
                     rows.taps.push_back(features.data() + tap * n_embd);
                 }

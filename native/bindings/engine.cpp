@@ -9,7 +9,10 @@ namespace {
 class CallbackDrafter final : public DraftSource {
   public:
     CallbackDrafter(py::function draft, int32_t n_seq, int32_t max_draft, std::vector<int32_t> taps)
-        : draft_(std::move(draft)), max_draft_(max_draft), taps_(std::move(taps)), lengths_(static_cast<size_t>(n_seq), 0) {}
+        : draft_(std::move(draft)),
+          max_draft_(max_draft),
+          taps_(std::move(taps)),
+          lengths_(static_cast<size_t>(n_seq), 0) {}
 
     ~CallbackDrafter() override {
         const py::gil_scoped_acquire acquire;
@@ -117,7 +120,8 @@ void bind_engine(py::module_ & m) {
             [](Engine & e, std::vector<int32_t> tokens, const SamplingParams & sampling, int32_t max_tokens,
                std::vector<int32_t> stop_tokens, int32_t n_draft, bool cache_prompt) {
                 const py::gil_scoped_release release;
-                return e.submit({std::move(tokens), sampling, max_tokens, std::move(stop_tokens), n_draft, cache_prompt});
+                return e.submit(
+                    {std::move(tokens), sampling, max_tokens, std::move(stop_tokens), n_draft, cache_prompt});
             },
             py::arg("tokens"), py::arg("sampling"), py::kw_only(), py::arg("max_tokens") = -1,
             py::arg("stop_tokens") = std::vector<int32_t>{}, py::arg("n_draft") = -1, py::arg("cache_prompt") = true)

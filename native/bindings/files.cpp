@@ -66,7 +66,8 @@ void bind_files(py::module_ & m) {
     py::class_<GgufTensor>(m, "TensorInfo")
         .def_readonly("name", &GgufTensor::name)
         .def_property_readonly("type", [](const GgufTensor & t) { return std::string(ggml_type_name(t.type)); })
-        .def_property_readonly("shape", [](const GgufTensor & t) { return std::vector<int64_t>(t.ne, t.ne + t.n_dims); })
+        .def_property_readonly("shape",
+                               [](const GgufTensor & t) { return std::vector<int64_t>(t.ne, t.ne + t.n_dims); })
         .def_readonly("n_bytes", &GgufTensor::n_bytes);
     py::class_<GgufFile>(m, "GgufFile")
         .def(py::init<std::string>(), py::arg("path"))

@@ -8,17 +8,17 @@ void bind_target(py::module_ & m) {
     py::class_<Target, std::shared_ptr<Target>>(m, "Target")
         .def(py::init([](const std::string & path, int32_t n_ctx, int32_t n_seq, int32_t n_batch, int32_t n_ubatch,
                          int32_t n_rollback, int32_t n_gpu_layers, int32_t n_threads, int32_t n_threads_batch,
-                         const std::string & flash_attn, const std::string & cache_type_k, const std::string & cache_type_v,
-                         bool use_mmap) {
+                         const std::string & flash_attn, const std::string & cache_type_k,
+                         const std::string & cache_type_v, bool use_mmap) {
                  const py::gil_scoped_release release;
                  return std::make_shared<Target>(
                      path, TargetOptions{n_ctx, n_seq, n_batch, n_ubatch, n_rollback, n_gpu_layers, n_threads,
                                          n_threads_batch, flash_attn, cache_type_k, cache_type_v, use_mmap});
              }),
              py::arg("path"), py::kw_only(), py::arg("n_ctx") = 4096, py::arg("n_seq") = 1, py::arg("n_batch") = 512,
-             py::arg("n_ubatch") = 512, py::arg("n_rollback") = 0, py::arg("n_gpu_layers") = -1, py::arg("n_threads") = 0,
-             py::arg("n_threads_batch") = 0, py::arg("flash_attn") = "auto", py::arg("cache_type_k") = "f16",
-             py::arg("cache_type_v") = "f16", py::arg("use_mmap") = true)
+             py::arg("n_ubatch") = 512, py::arg("n_rollback") = 0, py::arg("n_gpu_layers") = -1,
+             py::arg("n_threads") = 0, py::arg("n_threads_batch") = 0, py::arg("flash_attn") = "auto",
+             py::arg("cache_type_k") = "f16", py::arg("cache_type_v") = "f16", py::arg("use_mmap") = true)
         .def_property_readonly("path", &Target::path)
         .def_property_readonly("arch", &Target::arch)
         .def_property_readonly("description",
@@ -44,15 +44,17 @@ void bind_target(py::module_ & m) {
         .def_property_readonly("bos_token", [](const Target & t) { return llama_vocab_bos(t.vocab()); })
         .def_property_readonly("eos_token", [](const Target & t) { return llama_vocab_eos(t.vocab()); })
         .def("tensors", [](const Target & t) { return std::const_pointer_cast<TargetTensors>(t.tensors()); })
-        .def("is_end_of_generation",
-             [](const Target & t, int32_t token) {
-                 return token >= 0 && token < t.n_vocab() && llama_vocab_is_eog(t.vocab(), token);
-             },
-             py::arg("token"))
+        .def(
+            "is_end_of_generation",
+            [](const Target & t, int32_t token) {
+                return token >= 0 && token < t.n_vocab() && llama_vocab_is_eog(t.vocab(), token);
+            },
+            py::arg("token"))
         .def("tokenize", &Target::tokenize, py::arg("text"), py::kw_only(), py::arg("add_special") = true,
              py::arg("parse_special") = false)
-        .def("piece", [](const Target & t, int32_t token, bool special) { return py::bytes(t.piece(token, special)); },
-             py::arg("token"), py::kw_only(), py::arg("special") = false)
+        .def(
+            "piece", [](const Target & t, int32_t token, bool special) { return py::bytes(t.piece(token, special)); },
+            py::arg("token"), py::kw_only(), py::arg("special") = false)
         .def("enable_taps", &Target::enable_taps, py::arg("layers"))
         .def("length", &Target::length, py::arg("seq"))
         .def("reusable", &Target::reusable, py::arg("seq"), py::arg("n"))

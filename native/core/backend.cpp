@@ -1,6 +1,8 @@
 #include "backend.h"
 
 #include <algorithm>
+#include <fstream>
+#include <set>
 #include <thread>
 
 #include "errors.h"
@@ -12,7 +14,18 @@ std::string Backend::name() const {
 }
 
 int default_threads() {
-    return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    const int n_logical = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    // Two threads of one core share its arithmetic units: one each is faster. Linux names each core's threads.
+    std::set<std::string> cores;
+    for (int cpu = 0; cpu < n_logical; ++cpu) {
+        std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
+        std::string siblings;
+        if (!std::getline(file, siblings)) {
+            return n_logical;
+        }
+        cores.insert(siblings);
+    }
+    return static_cast<int>(cores.size());
 }
 
 Backend start_backend(ggml_backend_dev_t device, int n_threads) {

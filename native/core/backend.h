@@ -17,6 +17,7 @@ struct Backend {
     std::string name() const;
 };
 
+// One per physical core.
 int default_threads();
 
 // Starts `device`; n_threads matters on CPU devices only. Throws BackendError.

@@ -8,7 +8,8 @@ CommitGraph build_commit_graph(const DrafterParts & parts, int64_t n_rows) {
     const size_t n_nodes = 16 + 24 * static_cast<size_t>(c.n_layer);
 
     CommitGraph g;
-    g.ctx.reset(ggml_init({n_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_nodes, false), nullptr, true}));
+    g.ctx.reset(
+        ggml_init({n_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_nodes, false), nullptr, true}));
     ggml_context * ctx = g.ctx.get();
     g.graph = ggml_new_graph_custom(ctx, n_nodes, false);
     const LayerOps ops(ctx, c);

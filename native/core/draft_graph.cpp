@@ -77,7 +77,8 @@ class DraftBuilder {
     ggml_tensor * layer(int il, ggml_tensor * x) {
         const DrafterLayer & l = w_.layers[static_cast<size_t>(il)];
         const LayerOps ops(ctx_, c_);
-        ggml_tensor * qkv = ggml_mul_mat(ctx_, l.attn_qkv, ops.norm(x, l.attn_norm));  // [n_embd_q + 2 * n_embd_kv, n_cols]
+        ggml_tensor * qkv =
+            ggml_mul_mat(ctx_, l.attn_qkv, ops.norm(x, l.attn_norm));  // [n_embd_q + 2 * n_embd_kv, n_cols]
         ggml_tensor * k = ops.norm_rope(ops.heads(qkv, c_.n_head, c_.n_head_kv), l.attn_k_norm, g_.positions);
         ggml_tensor * v = ops.heads(qkv, c_.n_head + c_.n_head_kv, c_.n_head_kv);
         ops.store(g_.graph, p_.cache, il, k, v, g_.rows[static_cast<int>(p_.cache.kind(il))]);
@@ -86,7 +87,8 @@ class DraftBuilder {
         if (drops_anchor(il)) {
             qkv = slots_from(qkv, 1);
             x = slots_from(x, 1);
-            positions = ggml_view_1d(ctx_, positions, n_cols_ - n_blocks_, static_cast<size_t>(n_blocks_) * positions->nb[0]);
+            positions =
+                ggml_view_1d(ctx_, positions, n_cols_ - n_blocks_, static_cast<size_t>(n_blocks_) * positions->nb[0]);
         }
         ggml_tensor * q = ops.norm_rope(ops.heads(qkv, 0, c_.n_head), l.attn_q_norm, positions);
         ggml_tensor * h = ggml_add(ctx_, x, ggml_mul_mat(ctx_, l.attn_output, attention(il, q)));
@@ -110,9 +112,10 @@ class DraftBuilder {
                 mask = ggml_view_2d(ctx_, mask, mask->ne[0], n_slots, mask->nb[1],
                                     static_cast<size_t>(n_dropped) * mask->nb[1]);
             }
-            ggml_tensor * out = ggml_flash_attn_ext(
-                ctx_, ggml_permute(ctx_, q_s, 0, 2, 1, 3), cached(p_.cache.k(il), il, at), cached(p_.cache.v(il), il, at),
-                mask, 1.0f / std::sqrt(static_cast<float>(c_.head_dim)), 0.0f, 0.0f);  // [head_dim, n_head, n_slots]
+            ggml_tensor * out = ggml_flash_attn_ext(ctx_, ggml_permute(ctx_, q_s, 0, 2, 1, 3),
+                                                    cached(p_.cache.k(il), il, at), cached(p_.cache.v(il), il, at),
+                                                    mask, 1.0f / std::sqrt(static_cast<float>(c_.head_dim)), 0.0f,
+                                                    0.0f);  // [head_dim, n_head, n_slots]
             ggml_flash_attn_ext_set_prec(out, GGML_PREC_F32);
             out = ggml_reshape_3d(ctx_, out, c_.n_embd_q(), 1, n_slots);
             joined = joined == nullptr ? out : ggml_concat(ctx_, joined, out, 1);
@@ -137,8 +140,8 @@ class DraftBuilder {
     ggml_tensor * inject(int il, ggml_tensor * y) {
         const bool has_anchor = y->ne[1] == n_cols_;
         ggml_tensor * y1 = has_anchor ? slots_from(y, 1) : y;
-        ggml_tensor * f = readout(il, y1);                                              // [r, n1]
-        ggml_tensor * gate_f = ggml_mul_mat(ctx_, w_.gate_receiver, f);                 // [m, n1]
+        ggml_tensor * f = readout(il, y1);                               // [r, n1]
+        ggml_tensor * gate_f = ggml_mul_mat(ctx_, w_.gate_receiver, f);  // [m, n1]
         gate_f = ggml_add(ctx_, gate_f, w_.inject_bias);
         ggml_tensor * scale = ggml_sqrt(ctx_, ggml_scale(ctx_, ggml_sum_rows(ctx_, ggml_sqr(ctx_, y1)),
                                                          1.0f / static_cast<float>(c_.n_embd)));  // [1, n1]
@@ -161,9 +164,12 @@ class DraftBuilder {
         return out;
     }
 
-    ggml_tensor * slots_before_first(ggml_tensor * y) { return ggml_view_2d(ctx_, y, y->ne[0], n_blocks_, y->nb[1], 0); }
+    ggml_tensor * slots_before_first(ggml_tensor * y) {
+        return ggml_view_2d(ctx_, y, y->ne[0], n_blocks_, y->nb[1], 0);
+    }
 
-    // y + scale * W_l @ (sigmoid(gate_f + Gp @ p) * (M @ p)), column by column; p may have more columns per y (broadcast).
+    // y + scale * W_l @ (sigmoid(gate_f + Gp @ p) * (M @ p)), column by column; p may have more columns per y
+    // (broadcast).
     ggml_tensor * write(int il, ggml_tensor * y, ggml_tensor * gate_f, ggml_tensor * scale, ggml_tensor * p) {
         ggml_tensor * both = ggml_mul_mat(ctx_, w_.message_gate, p);  // [2 * m, ...]
         const auto half = [&](size_t i) {
@@ -237,8 +243,8 @@ class DraftBuilder {
         ggml_tensor * first = ggml_repeat_4d(ctx_, ggml_reshape_2d(ctx_, g_.anchors, 1, n_blocks_), k, n_blocks_, 1, 1);
         ggml_tensor * predecessors = first;
         if (n > n_blocks_) {
-            predecessors = ggml_concat(
-                ctx_, first, ggml_view_2d(ctx_, g_.candidates, k, n - n_blocks_, g_.candidates->nb[1], 0), 1);
+            predecessors = ggml_concat(ctx_, first,
+                                       ggml_view_2d(ctx_, g_.candidates, k, n - n_blocks_, g_.candidates->nb[1], 0), 1);
         }
         ggml_tensor * p = ggml_get_rows(ctx_, w_.codes, ggml_reshape_1d(ctx_, predecessors, k * n));
         p = ggml_scale(ctx_, ggml_reshape_3d(ctx_, p, c_.rank, k, n), std::sqrt(static_cast<float>(c_.rank)));

@@ -80,7 +80,8 @@ Drafter::Drafter(const std::string & path, std::shared_ptr<const TargetTensors> 
     check_operations(largest.graph);
     const CommitGraph longest = build_commit_graph(parts(), std::min(COMMIT_CHUNK, options.n_ctx));
     check_operations(longest.graph);
-    if (!ggml_gallocr_reserve(allocator_.get(), longest.graph) || !ggml_gallocr_reserve(allocator_.get(), largest.graph)) {
+    if (!ggml_gallocr_reserve(allocator_.get(), longest.graph) ||
+        !ggml_gallocr_reserve(allocator_.get(), largest.graph)) {
         throw BackendError("device '" + backend_.name() + "' has no room for the drafter's compute buffer");
     }
 }
@@ -165,8 +166,8 @@ void Drafter::commit(const std::vector<FeatureRows> & all) {
     for (const FeatureRows & rows : all) {
         check_seq(rows.seq);
         if (rows.taps.size() != config_.target_layers.size()) {
-            throw std::invalid_argument("features of " + std::to_string(rows.taps.size()) + " taps, the drafter reads " +
-                                        std::to_string(config_.target_layers.size()));
+            throw std::invalid_argument("features of " + std::to_string(rows.taps.size()) +
+                                        " taps, the drafter reads " + std::to_string(config_.target_layers.size()));
         }
         if (rows.n < 1 || rows.n > cache_->n_ctx() - cache_->length(rows.seq)) {
             throw ContextLengthError("cannot append " + std::to_string(rows.n) + " positions to the " +
@@ -182,7 +183,8 @@ void Drafter::commit(const std::vector<FeatureRows> & all) {
             chunk = static_cast<int32_t>(std::min<int64_t>(chunk, cache_->n_cells(LayerKind::sliding)));
         }
         // Where every layer slides, what has left the window by the end is never read.
-        const int32_t unread = config_.all_sliding() ? rows.n - static_cast<int32_t>(cache_->n_cells(LayerKind::sliding)) : 0;
+        const int32_t unread =
+            config_.all_sliding() ? rows.n - static_cast<int32_t>(cache_->n_cells(LayerKind::sliding)) : 0;
         for (int32_t first = std::max(0, unread); first < rows.n; first += chunk) {
             commit_chunk(rows, first, std::min(chunk, rows.n - first));
         }
@@ -191,7 +193,8 @@ void Drafter::commit(const std::vector<FeatureRows> & all) {
 }
 
 void Drafter::commit_chunk(const FeatureRows & rows, int32_t first, int32_t n) {
-    auto found = std::find_if(commit_graphs_.begin(), commit_graphs_.end(), [&](const auto & e) { return e.first == n; });
+    auto found =
+        std::find_if(commit_graphs_.begin(), commit_graphs_.end(), [&](const auto & e) { return e.first == n; });
     if (found == commit_graphs_.end()) {
         CommitGraph built = build_commit_graph(parts(), n);
         allocate_graph(built.graph);
@@ -207,8 +210,8 @@ void Drafter::commit_chunk(const FeatureRows & rows, int32_t first, int32_t n) {
     const size_t row_bytes = static_cast<size_t>(config_.n_embd) * sizeof(float);
     for (size_t tap = 0; tap < rows.taps.size(); ++tap) {
         const float * src = rows.taps[tap] + static_cast<size_t>(first) * rows.stride;
-        ggml_backend_tensor_set_2d(g.features, src, tap * row_bytes, row_bytes, static_cast<size_t>(n), g.features->nb[1],
-                                   rows.stride * sizeof(float));
+        ggml_backend_tensor_set_2d(g.features, src, tap * row_bytes, row_bytes, static_cast<size_t>(n),
+                                   g.features->nb[1], rows.stride * sizeof(float));
     }
     const int32_t start = cache_->length(rows.seq) + first;
     std::vector<int32_t> positions(static_cast<size_t>(n));
@@ -247,7 +250,8 @@ DraftShape Drafter::shape_for(const std::vector<BlockRequest> & blocks, int32_t 
 }
 
 DraftGraph & Drafter::prepare(const std::vector<BlockRequest> & blocks, const DraftShape & shape) {
-    auto found = std::find_if(draft_graphs_.begin(), draft_graphs_.end(), [&](const auto & g) { return g.shape == shape; });
+    auto found =
+        std::find_if(draft_graphs_.begin(), draft_graphs_.end(), [&](const auto & g) { return g.shape == shape; });
     if (found == draft_graphs_.end()) {
         DraftGraph built = build_draft_graph(parts(), shape);
         allocate_graph(built.graph);
@@ -334,8 +338,8 @@ std::vector<Draft> Drafter::draft(const std::vector<BlockRequest> & blocks, int3
         }
         seen[static_cast<size_t>(block.seq)] = true;
         if (block.anchor < 0 || block.anchor >= config_.n_vocab) {
-            throw std::invalid_argument("anchor token " + std::to_string(block.anchor) + " is outside the vocabulary of " +
-                                        std::to_string(config_.n_vocab));
+            throw std::invalid_argument("anchor token " + std::to_string(block.anchor) +
+                                        " is outside the vocabulary of " + std::to_string(config_.n_vocab));
         }
         if (cache_->length(block.seq) < 1) {
             throw std::invalid_argument("sequence " + std::to_string(block.seq) + " has no committed features");

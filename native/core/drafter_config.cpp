@@ -57,8 +57,8 @@ RopeConfig read_rope(const GgufFile & file, int64_t head_dim) {
                                   file.f32(schema::KEY_ROPE_SCALING_BETA_SLOW, rope.beta_slow));
         // The file has the total scale of cos and sin; ggml multiplies its own 1 + 0.1 ln(factor) in.
         const float own = 1.0f + 0.1f * std::log(factor);
-        const float total = positive(file, schema::KEY_ROPE_SCALING_ATTN_FACTOR,
-                                     file.f32(schema::KEY_ROPE_SCALING_ATTN_FACTOR, own));
+        const float total =
+            positive(file, schema::KEY_ROPE_SCALING_ATTN_FACTOR, file.f32(schema::KEY_ROPE_SCALING_ATTN_FACTOR, own));
         rope.attn_factor = total / own;
     }
     return rope;
@@ -136,7 +136,8 @@ DrafterConfig DrafterConfig::read(const GgufFile & file) {
     c.rope = read_rope(file, c.head_dim);
     read_sliding(file, c);
     read_target(file, c);
-    c.mask_token = static_cast<int32_t>(in_range(file, schema::KEY_MASK_TOKEN_ID, 0, static_cast<uint32_t>(c.n_vocab - 1)));
+    c.mask_token =
+        static_cast<int32_t>(in_range(file, schema::KEY_MASK_TOKEN_ID, 0, static_cast<uint32_t>(c.n_vocab - 1)));
     c.injection = file.boolean(schema::KEY_INJECTION);
     if (c.injection) {
         c.rank = in_range(file, schema::KEY_TRANSFER_RANK, 1, MAX_WIDTH);

@@ -25,15 +25,16 @@ enum class TransitionOrder {
 struct CommitGraph {
     ggml_context_ptr ctx;
     ggml_cgraph * graph = nullptr;
-    ggml_tensor * features = nullptr;  // in: F32 [T * D, n]
+    ggml_tensor * features = nullptr;   // in: F32 [T * D, n]
     ggml_tensor * positions = nullptr;  // in: I32 [n]
-    ggml_tensor * rows[N_LAYER_KINDS] = {nullptr, nullptr};  // in: I64 [n], cache rows; null when no layer is of the kind
+    ggml_tensor * rows[N_LAYER_KINDS] = {nullptr,
+                                         nullptr};  // in: I64 [n], cache rows; null when no layer is of the kind
 };
 
 struct DraftShape {
-    std::vector<int32_t> seqs;  // sequence of every block
-    int32_t n_slots = 0;        // slots that are computed, anchor included
-    int32_t n_draft = 0;        // proposals asked for, <= n_slots - 1
+    std::vector<int32_t> seqs;                 // sequence of every block
+    int32_t n_slots = 0;                       // slots that are computed, anchor included
+    int32_t n_draft = 0;                       // proposals asked for, <= n_slots - 1
     std::vector<int64_t> n_kv[N_LAYER_KINDS];  // per block, cells that attention reads
     TransitionOrder order = TransitionOrder::path;
     bool trace = false;
@@ -53,17 +54,17 @@ struct DraftGraph {
     DraftShape shape;
     ggml_context_ptr ctx;
     ggml_cgraph * graph = nullptr;
-    ggml_tensor * anchor_embd = nullptr;  // in: F32 [D, n_blocks]
-    ggml_tensor * anchors = nullptr;      // in: I32 [n_blocks]; null without injection
-    ggml_tensor * positions = nullptr;    // in: I32 [n_slots * n_blocks]
+    ggml_tensor * anchor_embd = nullptr;                     // in: F32 [D, n_blocks]
+    ggml_tensor * anchors = nullptr;                         // in: I32 [n_blocks]; null without injection
+    ggml_tensor * positions = nullptr;                       // in: I32 [n_slots * n_blocks]
     ggml_tensor * rows[N_LAYER_KINDS] = {nullptr, nullptr};  // in: I64 [n_slots * n_blocks]
     std::vector<ggml_tensor *> masks[N_LAYER_KINDS];         // in: per block F16 [n_kv, n_slots]
 
     ggml_tensor * logits = nullptr;      // F32 [V, n_draft * n_blocks]
     ggml_tensor * candidates = nullptr;  // out: I32 [K, n_draft * n_blocks]
-    ggml_tensor * scores = nullptr;      // out, full order: F32 [K of the slot, K of its predecessor, n_draft * n_blocks]
-    ggml_tensor * path = nullptr;        // out, path order: I32 [2, n_draft * n_blocks], token and probability bits
-    std::unique_ptr<PathWalk> walk;      // what the path operation reads
+    ggml_tensor * scores = nullptr;  // out, full order: F32 [K of the slot, K of its predecessor, n_draft * n_blocks]
+    ggml_tensor * path = nullptr;    // out, path order: I32 [2, n_draft * n_blocks], token and probability bits
+    std::unique_ptr<PathWalk> walk;  // what the path operation reads
     DraftTrace trace;
 };
 

@@ -125,9 +125,8 @@ DrafterWeights load_weights(const GgufFile & file, const DrafterConfig & c, cons
     w.hidden_norm = load.vector(schema::TENSOR_HIDDEN_NORM, c.n_embd);
     w.output_norm = load.vector(schema::TENSOR_OUTPUT_NORM, c.n_embd);
     if (c.injection) {
-        w.message_gate = load.stack({{schema::TENSOR_INJECT_MESSAGE, c.message},
-                                     {schema::TENSOR_INJECT_GATE_PREDECESSOR, c.message}},
-                                    c.rank);
+        w.message_gate = load.stack(
+            {{schema::TENSOR_INJECT_MESSAGE, c.message}, {schema::TENSOR_INJECT_GATE_PREDECESSOR, c.message}}, c.rank);
         w.gate_receiver = load.matrix(schema::TENSOR_INJECT_GATE_RECEIVER, c.rank, c.message);
         w.inject_bias = load.vector(schema::TENSOR_INJECT_BIAS, c.message);
         w.codes = load.matrix(schema::TENSOR_INJECT_CODES, c.rank, c.n_vocab);

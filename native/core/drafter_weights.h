@@ -25,13 +25,13 @@ struct DrafterLayer {
 struct DrafterWeights {
     ggml_backend_buffer_ptr buffer;
     ggml_context_ptr ctx;
-    ggml_tensor * fc = nullptr;                 // [T * D, D]
-    ggml_tensor * hidden_norm = nullptr;        // [D] F32
-    ggml_tensor * output_norm = nullptr;        // [D] F32
-    ggml_tensor * message_gate = nullptr;       // rows of M, then of Gp: [r, 2 * m]
-    ggml_tensor * gate_receiver = nullptr;      // Gr [r, m]
-    ggml_tensor * inject_bias = nullptr;        // b [m] F32
-    ggml_tensor * codes = nullptr;              // [r, V]
+    ggml_tensor * fc = nullptr;             // [T * D, D]
+    ggml_tensor * hidden_norm = nullptr;    // [D] F32
+    ggml_tensor * output_norm = nullptr;    // [D] F32
+    ggml_tensor * message_gate = nullptr;   // rows of M, then of Gp: [r, 2 * m]
+    ggml_tensor * gate_receiver = nullptr;  // Gr [r, m]
+    ggml_tensor * inject_bias = nullptr;    // b [m] F32
+    ggml_tensor * codes = nullptr;          // [r, V]
     std::vector<DrafterLayer> layers;
 
     size_t n_bytes() const { return ggml_backend_buffer_get_size(buffer.get()); }

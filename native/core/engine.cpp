@@ -9,7 +9,8 @@ namespace {
 
 size_t common_prefix(const std::vector<int32_t> & a, const std::vector<int32_t> & b) {
     const size_t n = std::min(a.size(), b.size());
-    return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + static_cast<ptrdiff_t>(n), b.begin()).first - a.begin());
+    return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + static_cast<ptrdiff_t>(n), b.begin()).first -
+                               a.begin());
 }
 
 }  // namespace
@@ -92,7 +93,8 @@ bool Engine::has_work() const {
 
 SlotLengths Engine::lengths(int32_t slot) const {
     if (slot < 0 || slot >= n_slots()) {
-        throw std::invalid_argument("no slot " + std::to_string(slot) + ", the engine has " + std::to_string(n_slots()));
+        throw std::invalid_argument("no slot " + std::to_string(slot) + ", the engine has " +
+                                    std::to_string(n_slots()));
     }
     const std::lock_guard<std::mutex> lock(step_mutex_);
     return {target_->length(slot), drafter_ ? drafter_->length(slot) : -1};

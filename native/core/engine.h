@@ -92,10 +92,10 @@ class Engine {
         int64_t last_used = 0;
         bool generating = false;  // false: the prompt is being read
         // Of the round that is running.
-        int32_t row = -1;       // its first row in the batch, -1: takes no part
-        int32_t n_rows = 0;     // rows in the batch
-        int32_t n_kept = 0;     // of those, rows that stay
-        int32_t n_before = 0;   // committed length when the round began
+        int32_t row = -1;      // its first row in the batch, -1: takes no part
+        int32_t n_rows = 0;    // rows in the batch
+        int32_t n_kept = 0;    // of those, rows that stay
+        int32_t n_before = 0;  // committed length when the round began
         std::vector<int32_t> draft;
         std::vector<int32_t> emitted;
         Finish finish = Finish::none;

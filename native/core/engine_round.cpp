@@ -99,7 +99,8 @@ void Engine::accept(Slot & slot) {
         slot.emitted.push_back(token);
         slot.tokens.push_back(token);
         ++job.stats.n_generated;
-        if (llama_vocab_is_eog(target_->vocab(), token) || std::find(stops.begin(), stops.end(), token) != stops.end()) {
+        if (llama_vocab_is_eog(target_->vocab(), token) ||
+            std::find(stops.begin(), stops.end(), token) != stops.end()) {
             slot.finish = Finish::stop;
         } else if (job.stats.n_generated >= limit || slot.tokens.size() >= static_cast<size_t>(target_->n_ctx_seq())) {
             slot.finish = Finish::length;
@@ -147,8 +148,8 @@ void Engine::cut_and_commit(RoundTimes & times) {
     for (int32_t i = 0; i < n_slots(); ++i) {
         const Slot & slot = slots_[static_cast<size_t>(i)];
         if (slot.row >= 0 && keeps_drafter(slot) && drafter_->length(i) != target_->length(i)) {
-            throw BackendError("the drafter has " + std::to_string(drafter_->length(i)) + " committed positions, the target " +
-                               std::to_string(target_->length(i)));
+            throw BackendError("the drafter has " + std::to_string(drafter_->length(i)) +
+                               " committed positions, the target " + std::to_string(target_->length(i)));
         }
     }
 }
@@ -156,8 +157,8 @@ void Engine::cut_and_commit(RoundTimes & times) {
 // Back to the state before the round, or to nothing where a cache cannot go back that far.
 void Engine::rewind(Slot & slot, int32_t index) {
     const int32_t n = slot.n_before;
-    const bool possible = target_->reusable(index, n) == n &&
-                          (!keeps_drafter(slot) || drafter_->reusable(index, n) == n);
+    const bool possible =
+        target_->reusable(index, n) == n && (!keeps_drafter(slot) || drafter_->reusable(index, n) == n);
     target_->truncate(index, possible ? n : 0);
     if (drafter_) {
         drafter_->truncate(index, possible ? drafter_->reusable(index, n) : 0);

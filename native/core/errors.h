@@ -1,4 +1,4 @@
-// The exceptions of the core. bindings.cpp maps each to its Python class; see dspine_local/errors.py.
+// The exceptions of the core. native/bindings/ maps each to its Python class; see dspine_local/errors.py.
 // A wrong argument is std::invalid_argument (ValueError in Python).
 #pragma once
 

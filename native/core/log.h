@@ -1,5 +1,6 @@
 // ggml and llama.cpp explain failures only in their log. This keeps the last error lines for our exceptions,
-// and passes the rest to stderr when verbose. Installed once by bindings.cpp, and again by whoever is about to load.
+// and passes the rest to stderr when verbose. Installed once by native/bindings/, and again by whoever is about to
+// load.
 #pragma once
 
 #include <string>

@@ -37,7 +37,8 @@ void quantize_rows(ggml_type type, const float * src, void * dst, int64_t n_rows
     }
     const size_t row_bytes = ggml_row_size(type, n_per_row);
     const int64_t n_hardware = std::max(1u, std::thread::hardware_concurrency());
-    const int64_t n_workers = std::clamp<int64_t>(n_threads > 0 ? n_threads : n_hardware, 1, std::max<int64_t>(1, n_rows));
+    const int64_t n_workers =
+        std::clamp<int64_t>(n_threads > 0 ? n_threads : n_hardware, 1, std::max<int64_t>(1, n_rows));
     ggml_quantize_init(type);
 
     const auto work = [=](int64_t first, int64_t last) {

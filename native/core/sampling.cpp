@@ -25,7 +25,8 @@ void check(const SamplingParams & p, int32_t n_vocab) {
     not_negative("xtc_threshold", p.xtc_threshold);
     not_negative("dry_multiplier", p.dry_multiplier);
     need(std::isfinite(p.top_n_sigma), "top_n_sigma", p.top_n_sigma, "a finite number");
-    need(std::isfinite(p.repeat_penalty) && p.repeat_penalty > 0.0f, "repeat_penalty", p.repeat_penalty, "a number above 0");
+    need(std::isfinite(p.repeat_penalty) && p.repeat_penalty > 0.0f, "repeat_penalty", p.repeat_penalty,
+         "a number above 0");
     need(std::isfinite(p.frequency_penalty), "frequency_penalty", p.frequency_penalty, "a finite number");
     need(std::isfinite(p.presence_penalty), "presence_penalty", p.presence_penalty, "a finite number");
     need(std::isfinite(p.dry_base), "dry_base", p.dry_base, "a finite number");
@@ -57,8 +58,8 @@ Sampler::Sampler(const llama_model * model, int32_t n_ctx, const SamplingParams 
             bias.push_back({token, -INFINITY});
         }
     }
-    const bool penalizes = p.repeat_last_n != 0 && (p.repeat_penalty != 1.0f || p.frequency_penalty != 0.0f ||
-                                                    p.presence_penalty != 0.0f);
+    const bool penalizes =
+        p.repeat_last_n != 0 && (p.repeat_penalty != 1.0f || p.frequency_penalty != 0.0f || p.presence_penalty != 0.0f);
     const bool dry = p.dry_multiplier > 0.0f && p.dry_base >= 1.0f && p.dry_penalty_last_n != 0;
     argmax_ = p.temperature == 0.0f && bias.empty() && !penalizes && !dry && p.grammar.empty();
 

@@ -14,10 +14,10 @@ namespace {
 
 // Architectures that give their layers' inputs in the pinned llama.cpp (t_layer_inp in its src/models), and whose
 // embedding and output matrix are used as they are: no scaling, no hyper-connections.
-constexpr const char * TAPPED_ARCHS[] = {"llama",    "qwen3",      "qwen3moe",       "qwen3next",  "qwen35",
-                                         "qwen35moe", "lfm2",       "lfm2moe",        "gpt-oss",    "nemotron_h",
-                                         "nemotron_h_moe", "minimax-01", "minimax-m2", "mimo2",    "hunyuan_vl",
-                                         "bailingmoe3", "nanbeige"};
+constexpr const char * TAPPED_ARCHS[] = {"llama",          "qwen3",      "qwen3moe",   "qwen3next", "qwen35",
+                                         "qwen35moe",      "lfm2",       "lfm2moe",    "gpt-oss",   "nemotron_h",
+                                         "nemotron_h_moe", "minimax-01", "minimax-m2", "mimo2",     "hunyuan_vl",
+                                         "bailingmoe3",    "nanbeige"};
 
 // llama.cpp keeps a whole tail of every sequence in one graph and aborts when it does not fit.
 constexpr int32_t UBATCH_TAIL = 2;
@@ -54,8 +54,9 @@ void check_options(const TargetOptions & o) {
                                     std::to_string(llama_max_parallel_sequences()));
     }
     if (o.n_ctx > 0 && o.n_ctx / o.n_seq < 2) {
-        throw std::invalid_argument("n_ctx = " + std::to_string(o.n_ctx) + " leaves less than two positions for each of " +
-                                    std::to_string(o.n_seq) + " sequences");
+        throw std::invalid_argument("n_ctx = " + std::to_string(o.n_ctx) +
+                                    " leaves less than two positions for each of " + std::to_string(o.n_seq) +
+                                    " sequences");
     }
 }
 
@@ -133,8 +134,8 @@ Target::Target(const std::string & path, const TargetOptions & options)
     params.no_perf = true;
     ctx_.reset(llama_init_from_model(model_.get(), params));
     if (!ctx_) {
-        throw BackendError("llama.cpp could not make a context of " + std::to_string(options_.n_ctx) + " positions for '" +
-                           path + "'" + log.reason());
+        throw BackendError("llama.cpp could not make a context of " + std::to_string(options_.n_ctx) +
+                           " positions for '" + path + "'" + log.reason());
     }
     n_ctx_seq_ = std::min(n_ctx_seq_, static_cast<int32_t>(llama_n_ctx_seq(ctx_.get())));
     n_rollback_ = static_cast<int32_t>(llama_n_rs_seq(ctx_.get()));
@@ -236,7 +237,8 @@ void Target::check_batch(const std::vector<BatchToken> & batch) const {
         n_outputs += t.output ? 1 : 0;
     }
     if (n_outputs > options_.n_seq * (options_.n_rollback + 1)) {
-        throw std::invalid_argument("logits of " + std::to_string(n_outputs) + " rows wanted, the target was made for " +
+        throw std::invalid_argument("logits of " + std::to_string(n_outputs) +
+                                    " rows wanted, the target was made for " +
                                     std::to_string(options_.n_seq * (options_.n_rollback + 1)));
     }
 }
@@ -261,8 +263,8 @@ void Target::decode(const std::vector<BatchToken> & batch) {
         lengths[s] = length(static_cast<int32_t>(s));
     }
     const LogScope log;
-    llama_batch raw = {static_cast<int32_t>(n), tokens.data(), nullptr, positions.data(), n_seq_ids.data(), seq_ids.data(),
-                       outputs.data()};
+    llama_batch raw = {static_cast<int32_t>(n), tokens.data(),  nullptr,       positions.data(),
+                       n_seq_ids.data(),        seq_ids.data(), outputs.data()};
     const int32_t status = llama_decode(ctx_.get(), raw);
     if (status == 0) {
         llama_synchronize(ctx_.get());

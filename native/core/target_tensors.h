@@ -31,8 +31,8 @@ struct TargetTensors {
     int32_t n_layer = 0;
     int64_t n_embd = 0;
     int64_t n_vocab = 0;
-    const ggml_tensor * token_embd = nullptr;  // [D, V]
-    ggml_tensor * output = nullptr;            // [D, V], on `device`
+    const ggml_tensor * token_embd = nullptr;   // [D, V]
+    ggml_tensor * output = nullptr;             // [D, V], on `device`
     const ggml_tensor * output_rows = nullptr;  // the same values in a layout whose rows can be read, or nullptr
     ggml_backend_dev_t device = nullptr;
 

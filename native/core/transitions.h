@@ -1,5 +1,5 @@
-// Candidates and transition scores on the CPU (docs/method.md, "Candidates and transitions"), as ggml custom operations,
-// and the greedy walk over a full score table for devices. Used by draft_graph.cpp and drafter.cpp.
+// Candidates and transition scores on the CPU (docs/method.md, "Candidates and transitions"), as ggml custom
+// operations, and the greedy walk over a full score table for devices. Used by draft_graph.cpp and drafter.cpp.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ namespace dspine {
 // NaN is never chosen while anything else is left.
 ggml_tensor * top_candidates(ggml_context * ctx, ggml_tensor * logits, int32_t k);
 
-// Follows the greedy path slot by slot: re-applies the last write with the chosen predecessor, scores the candidates with
-// the output matrix, takes the best. All weights must be in host memory. Lives as long as its graph.
+// Follows the greedy path slot by slot: re-applies the last write with the chosen predecessor, scores the candidates
+// with the output matrix, takes the best. All weights must be in host memory. Lives as long as its graph.
 struct PathWalk {
     int64_t n_blocks = 0;
     int64_t n_draft = 0;
@@ -36,7 +36,8 @@ struct PathWalk {
 
 struct Draft {
     std::vector<int32_t> tokens;
-    std::vector<float> probabilities;  // of each token among its slot's candidates; empty for drafters without injection
+    std::vector<float>
+        probabilities;  // of each token among its slot's candidates; empty for drafters without injection
 };
 
 // The greedy path through scores [k of the slot, k of its predecessor, n], candidates [k, n]; n = n_draft * n_blocks.
