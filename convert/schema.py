@@ -1,6 +1,6 @@
 """GGUF key and tensor names of a dspine-local drafter: the only Python file that knows them.
 
-The C++ reader has the same names in ``native/core/schema.h``; a test compares the two.
+The C++ reader has the same names in ``native/core/gguf/schema.h``; a test compares the two.
 Names follow gguf-py's ``dflash`` architecture wherever both have the same part.
 """
 

@@ -133,7 +133,7 @@ def scripts(n_vocab: int, *known: list[int]) -> dict[str, Script]:
 
 
 def check_stats(answer: Answer) -> None:
-    """The counters agree with what was emitted (PITFALL 15)."""
+    """The counters agree with what was emitted."""
     stats = answer.final
     assert stats.n_generated == len(answer.tokens)
     assert 0 <= stats.n_accepted <= stats.n_drafted

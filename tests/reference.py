@@ -189,7 +189,7 @@ class ReferenceDrafter:
             target_hidden: Tapped target features [n, n_taps * D] of positions first_pos .. first_pos + n - 1.
         Returns:
             Keys and values, each [L, n, n_head_kv, head_dim].
-        Source: METHOD section 1.
+        Source: docs/method.md.
         """
         c = self.config
         features = rms_norm(target_hidden @ self.w["fc.weight"].T, self.w["hidden_norm.weight"], c.rms_eps)
@@ -218,7 +218,7 @@ class ReferenceDrafter:
         Returns:
             pre_injection, post_injection, layer_features (DSpine only), final_hidden, logits, candidates, scores,
             selected, and path_probabilities [n_draft]: q_j of each selected token (DFlash: over the vocabulary).
-        Source: METHOD sections 1 to 4.
+        Source: docs/method.md.
         """
         c, dtype = self.config, self.w["fc.weight"].dtype
         embed, head = target_embed.astype(dtype), target_head.astype(dtype)
@@ -319,13 +319,13 @@ class ReferenceDrafter:
         return math.sqrt(codes.shape[-1]) * codes[token]
 
     def _inject(self, il: int, y: Array, anchor_id: int) -> Array:
-        """All slots at once: each reads what its predecessor held before any write. METHOD section 3."""
+        """All slots at once: each reads what its predecessor held before any write. docs/method.md."""
         f = self._readout(il, y[1:])
         predecessors = np.concatenate([self._code(anchor_id)[None], f[:-1]])
         return np.concatenate([y[:1], self._write(il, y[1:], f, predecessors)])
 
     def _transitions(self, y: Array, candidates: Array, head: Array, anchor_id: int) -> Array:
-        """s_j(t, c) [n_draft, K, K] from the last layer's output before its write. METHOD section 4."""
+        """s_j(t, c) [n_draft, K, K] from the last layer's output before its write. docs/method.md."""
         il = self.config.n_layers - 1
         tokens = np.concatenate([np.full_like(candidates[:1], anchor_id), candidates[:-1]])
         written = self._write(il, y[:, None], self._readout(il, y)[:, None], self._code(tokens))

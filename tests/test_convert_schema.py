@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dspine_local.convert.schema import ARCHITECTURE, Key, Tensor
 
-HEADER = Path(__file__).parents[1] / "native" / "core" / "schema.h"
+HEADER = Path(__file__).parents[1] / "native" / "core" / "gguf" / "schema.h"
 # Written for other programs; the drafter itself does not read them.
 NOT_READ = {"NAME", "FILE_TYPE", "QUANTIZATION_VERSION"}
 

@@ -1,4 +1,4 @@
-"""The native drafter against the golden cases and the numpy reference, shape by shape (PITFALLS 16 and 18)."""
+"""The native drafter against the golden cases and the numpy reference, shape by shape."""
 
 from __future__ import annotations
 
@@ -176,4 +176,3 @@ def test_properties(tmp_path: Path) -> None:
     assert 4 * n_values <= drafter.weight_bytes <= 4.2 * n_values
     assert drafter.cache_bytes >= 2 * 2 * (512 + 8) * 32 * 4
     assert drafter.compute_bytes > 0
-

@@ -62,7 +62,7 @@ def run(target: Path, request: str) -> list[str]:
         capture_output=True,
         text=True,
         timeout=60,
-        preexec_fn=limit,  # noqa: PLW1509
+        preexec_fn=limit,
         env=os.environ | {"GGML_NO_BACKTRACE": "1"},
         check=False,
     )
@@ -71,14 +71,13 @@ def run(target: Path, request: str) -> list[str]:
 
 
 def test_a_healthy_request(target: Path) -> None:
-    assert run(target, 'ask(grammar=\'root ::= "ab"\')') == ["stop ", "length "]
+    assert run(target, "ask(grammar='root ::= \"ab\"')") == ["stop ", "length "]
 
 
-@pytest.mark.xfail(reason="llama.cpp's grammar aborts on an end token that it does not allow")
 def test_nothing_left_that_the_grammar_allows(target: Path) -> None:
     """The grammar wants "abc", the bias bans every token that could continue it: no token is left, no end either."""
     request = (
-        "ask(grammar='root ::= \"ab\" \"c\"', temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, "
+        'ask(grammar=\'root ::= "ab" "c"\', temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, '
         "logit_bias=[(i, BANNED) for i in range(384) if i not in (64, 65)])"
     )
     first, second = run(target, request)
@@ -86,20 +85,17 @@ def test_nothing_left_that_the_grammar_allows(target: Path) -> None:
     assert second == "length "
 
 
-@pytest.mark.xfail(reason="llama.cpp's grammar parser recurses once per parenthesis")
 def test_a_deeply_nested_grammar(target: Path) -> None:
     first, second = run(target, "ask(grammar='root ::= ' + '(' * 50_000 + '\"a\"' + ')' * 50_000)")
     assert first.startswith("refused ")
     assert second == "length "
 
 
-@pytest.mark.xfail(reason="llama.cpp's samplers reserve as many tokens as they are told to look back")
 @pytest.mark.parametrize("setting", ["repeat_penalty=1.1, repeat_last_n", "dry_multiplier=1.0, dry_penalty_last_n"])
 def test_looking_back_further_than_the_context(target: Path, setting: str) -> None:
     assert run(target, f"ask({setting}=2**31 - 1)") == ["length ", "length "]
 
 
-@pytest.mark.xfail(reason="the error quotes half a character, and reading it raises UnicodeDecodeError")
 def test_an_error_about_half_a_character(target: Path) -> None:
     request = "ask(grammar='root ::= \"ab\"', ignore_eos=True, temperature=1.0, top_k=0, typical_p=0.5)"
     first, second = run(target, request)

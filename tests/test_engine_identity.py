@@ -1,4 +1,4 @@
-"""Drafting never changes an answer: token identity with plain decoding (PITFALLS 10, 11, 13 and 15)."""
+"""Drafting never changes an answer: token identity with plain decoding."""
 
 from __future__ import annotations
 

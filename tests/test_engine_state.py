@@ -1,4 +1,4 @@
-"""What stays between rounds and requests: prefix reuse, rollback, full contexts, counts (PITFALLS 1 to 8, 15)."""
+"""What stays between rounds and requests: prefix reuse, rollback, full contexts, counts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def counts(answer: Answer) -> tuple[int, int, int, int, list[int]]:
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_second_request_equals_a_fresh_one(opened: Open, arch: str) -> None:
-    """PITFALLS 1 and 2: neither tokens nor draft counts depend on what the slot did before."""
+    """Neither tokens nor draft counts depend on what the slot did before."""
     tiny, target = opened(arch)
     a, b = target.tokenize(PROMPT), target.tokenize(OTHER)
     whole = [p + ask(Engine(target), p, max_tokens=60).tokens for p in (a, b)]
@@ -76,7 +76,7 @@ def test_a_second_request_equals_a_fresh_one(opened: Open, arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_next_turn_reuses_the_answer(opened: Open, arch: str) -> None:
-    """PITFALLS 3 and 5: everything but the last token, which no cache has seen, drafting or not, hybrid or not."""
+    """Everything but the last token, which no cache has seen, drafting or not, hybrid or not."""
     tiny, target = opened(arch)
     prompt = target.tokenize(PROMPT)
     plain = Engine(target)
@@ -95,7 +95,7 @@ def test_the_next_turn_reuses_the_answer(opened: Open, arch: str) -> None:
 
 
 def test_an_end_token_and_junk_behind_it(opened: Open) -> None:
-    """PITFALLS 3 and 15: a block that runs past the end ends there, and leaves nothing behind."""
+    """A block that runs past the end ends there, and leaves nothing behind."""
     tiny, target = opened("llama", special_gain=2.0)
     prompt = target.tokenize("Hello")
     plain = ask(Engine(target), prompt)
@@ -140,7 +140,7 @@ def test_a_changed_history_is_read_again(opened: Open, arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_rollback_depth_equals_a_replay(opened: Open, arch: str) -> None:
-    """PITFALL 6, on the target itself."""
+    """On the target itself: every depth equals a replay."""
     _, target = opened(arch)
     prompt = target.tokenize(PROMPT)
     draft = list(range(100, 116))
@@ -179,7 +179,7 @@ def test_a_hybrid_refuses_deeper_cuts(opened: Open) -> None:
 
 @pytest.mark.parametrize("arch", ["llama", "qwen35"])
 def test_a_full_context(opened: Open, arch: str) -> None:
-    """PITFALL 7: whatever room is left, the answer fills it and ends with "length"."""
+    """Whatever room is left, the answer fills it and ends with "length"."""
     tiny, target = opened(arch, n_ctx=64)
     assert target.n_ctx_seq == 64
     text = (target.tokenize(PROMPT + OTHER) * 3)[:63]
@@ -197,7 +197,7 @@ def test_a_full_context(opened: Open, arch: str) -> None:
 
 
 def test_a_prompt_that_does_not_fit_is_refused_alone(opened: Open) -> None:
-    """PITFALL 8."""
+    """A prompt that does not fit is refused; the others go on."""
     tiny, target = opened("llama", n_ctx=128, n_seq=2)
     prompt = target.tokenize(PROMPT)
     plain = ask(Engine(target), prompt, max_tokens=20)

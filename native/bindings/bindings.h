@@ -22,6 +22,12 @@ py::array_t<T> to_array(const std::vector<T> & values, std::vector<py::ssize_t> 
     return out;
 }
 
+// Text of a model or of llama.cpp as a Python string: bytes that are not UTF-8 become U+FFFD.
+inline py::str to_text(const std::string & text) {
+    return py::reinterpret_steal<py::str>(
+        PyUnicode_DecodeUTF8(text.data(), static_cast<py::ssize_t>(text.size()), "replace"));
+}
+
 // Throws std::invalid_argument unless the array has this shape; -1 is any.
 void need_shape(const py::array & array, const std::string & name, const std::vector<py::ssize_t> & shape);
 

@@ -1,4 +1,4 @@
-#include "drafter.h"
+#include "drafter/drafter.h"
 
 #include "bindings.h"
 

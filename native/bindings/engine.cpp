@@ -1,4 +1,6 @@
-#include "engine.h"
+#include "engine/engine.h"
+
+#include <limits>
 
 #include "bindings.h"
 
@@ -20,6 +22,8 @@ class CallbackDrafter final : public DraftSource {
     }
 
     int32_t max_draft() const override { return max_draft_; }
+    int32_t n_seq() const override { return static_cast<int32_t>(lengths_.size()); }
+    int32_t n_ctx() const override { return std::numeric_limits<int32_t>::max(); }
     const std::vector<int32_t> & taps() const override { return taps_; }
     int32_t length(int32_t seq) const override { return lengths_.at(static_cast<size_t>(seq)); }
     int32_t reusable(int32_t seq, int32_t n) const override { return std::min(n, length(seq)); }
@@ -103,7 +107,7 @@ void bind_engine(py::module_ & m) {
         .def_readonly("id", &StepEvent::id)
         .def_readonly("tokens", &StepEvent::tokens)
         .def_property_readonly("finish_reason", [](const StepEvent & e) { return finish_name(e.finish); })
-        .def_readonly("error", &StepEvent::error)
+        .def_property_readonly("error", [](const StepEvent & e) { return to_text(e.error); })
         .def_readonly("stats", &StepEvent::stats);
     py::class_<CallbackDrafter, DraftSource, std::shared_ptr<CallbackDrafter>>(m, "CallbackDrafter")
         .def(py::init<py::function, int32_t, int32_t, std::vector<int32_t>>(), py::arg("draft"), py::kw_only(),

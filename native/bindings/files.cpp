@@ -1,7 +1,7 @@
+#include "base/errors.h"
 #include "bindings.h"
-#include "errors.h"
-#include "gguf_file.h"
-#include "quantize.h"
+#include "gguf/gguf_file.h"
+#include "gguf/quantize.h"
 
 namespace dspine {
 namespace {
@@ -12,7 +12,7 @@ py::object array_to_python(const gguf_context * ctx, int64_t id) {
     py::list out;
     if (type == GGUF_TYPE_STRING) {
         for (size_t i = 0; i < n; ++i) {
-            out.append(py::str(py::bytes(gguf_get_arr_str(ctx, id, i)).attr("decode")("utf-8", "replace")));
+            out.append(to_text(gguf_get_arr_str(ctx, id, i)));
         }
         return std::move(out);
     }
@@ -54,7 +54,7 @@ py::object value_to_python(const GgufFile & file, const std::string & key) {
         case GGUF_TYPE_INT64: return py::int_(gguf_get_val_i64(ctx, id));
         case GGUF_TYPE_FLOAT64: return py::float_(gguf_get_val_f64(ctx, id));
         case GGUF_TYPE_BOOL: return py::bool_(gguf_get_val_bool(ctx, id));
-        case GGUF_TYPE_STRING: return py::bytes(gguf_get_val_str(ctx, id)).attr("decode")("utf-8", "replace");
+        case GGUF_TYPE_STRING: return to_text(gguf_get_val_str(ctx, id));
         case GGUF_TYPE_ARRAY: return array_to_python(ctx, id);
         default: throw ModelFormatError("key '" + key + "' has an unknown GGUF type");
     }
@@ -64,7 +64,7 @@ py::object value_to_python(const GgufFile & file, const std::string & key) {
 
 void bind_files(py::module_ & m) {
     py::class_<GgufTensor>(m, "TensorInfo")
-        .def_readonly("name", &GgufTensor::name)
+        .def_property_readonly("name", [](const GgufTensor & t) { return to_text(t.name); })
         .def_property_readonly("type", [](const GgufTensor & t) { return std::string(ggml_type_name(t.type)); })
         .def_property_readonly("shape",
                                [](const GgufTensor & t) { return std::vector<int64_t>(t.ne, t.ne + t.n_dims); })
@@ -73,9 +73,9 @@ void bind_files(py::module_ & m) {
         .def(py::init<std::string>(), py::arg("path"))
         .def("keys",
              [](const GgufFile & f) {
-                 std::vector<std::string> keys;
+                 py::list keys;
                  for (int64_t i = 0; i < gguf_get_n_kv(f.raw()); ++i) {
-                     keys.emplace_back(gguf_get_key(f.raw(), i));
+                     keys.append(to_text(gguf_get_key(f.raw(), i)));
                  }
                  return keys;
              })

@@ -1,22 +1,37 @@
+#include "base/errors.h"
+#include "base/log.h"
 #include "bindings.h"
-#include "errors.h"
-#include "log.h"
 
 namespace dspine {
 
 void bind_errors(py::module_ & m) {
     static py::exception<Error> base(m, "DSpineError", PyExc_Exception);
-    py::register_exception<ModelFormatError>(m, "ModelFormatError", base);
-    py::register_exception<PairingError>(m, "PairingError", base);
-    py::register_exception<ContextLengthError>(m, "ContextLengthError", base);
-    py::register_exception<BackendError>(m, "BackendError", base);
+    static py::exception<ModelFormatError> model_format(m, "ModelFormatError", base);
+    static py::exception<PairingError> pairing(m, "PairingError", base);
+    static py::exception<ContextLengthError> context_length(m, "ContextLengthError", base);
+    static py::exception<BackendError> backend(m, "BackendError", base);
     py::register_exception_translator([](std::exception_ptr p) {
+        const auto raise = [](PyObject * type, const std::string & text) {
+            PyErr_SetObject(type, to_text(text).ptr());
+        };
         try {
             if (p) {
                 std::rethrow_exception(p);
             }
         } catch (const FileNotFound & e) {
-            py::set_error(PyExc_FileNotFoundError, ("no such file: '" + std::string(e.what()) + "'").c_str());
+            raise(PyExc_FileNotFoundError, "no such file: '" + std::string(e.what()) + "'");
+        } catch (const ModelFormatError & e) {
+            raise(model_format.ptr(), e.what());
+        } catch (const PairingError & e) {
+            raise(pairing.ptr(), e.what());
+        } catch (const ContextLengthError & e) {
+            raise(context_length.ptr(), e.what());
+        } catch (const BackendError & e) {
+            raise(backend.ptr(), e.what());
+        } catch (const Error & e) {
+            raise(base.ptr(), e.what());
+        } catch (const std::invalid_argument & e) {
+            raise(PyExc_ValueError, e.what());
         }
     });
 }

@@ -1,8 +1,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/log.h"
 #include "check.h"
-#include "log.h"
 
 int main(int argc, char ** argv) {
     dspine::install_log_sink();

@@ -1,9 +1,9 @@
 #include <functional>
 
+#include "base/errors.h"
 #include "check.h"
-#include "drafter_config.h"
-#include "errors.h"
-#include "schema.h"
+#include "drafter/drafter_config.h"
+#include "gguf/schema.h"
 #include "tiny_drafter.h"
 
 using namespace dspine;

@@ -1,7 +1,7 @@
+#include "base/errors.h"
 #include "check.h"
-#include "drafter_weights.h"
-#include "errors.h"
-#include "schema.h"
+#include "drafter/drafter_weights.h"
+#include "gguf/schema.h"
 #include "tiny_drafter.h"
 
 using namespace dspine;

@@ -3,9 +3,9 @@
 #include <cstdio>
 #include <cstring>
 
+#include "base/errors.h"
 #include "check.h"
-#include "drafter.h"
-#include "errors.h"
+#include "drafter/drafter.h"
 #include "tiny_drafter.h"
 
 using namespace dspine;

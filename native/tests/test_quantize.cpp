@@ -1,7 +1,7 @@
 #include <cstring>
 
 #include "check.h"
-#include "quantize.h"
+#include "gguf/quantize.h"
 #include "tiny_drafter.h"
 
 using namespace dspine;

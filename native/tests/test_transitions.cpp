@@ -4,9 +4,9 @@
 #include <numeric>
 
 #include "check.h"
+#include "drafter/transitions.h"
 #include "ggml-cpu.h"
 #include "tiny_drafter.h"
-#include "transitions.h"
 
 using namespace dspine;
 using test::random_floats;
@@ -74,7 +74,7 @@ void check_top(const std::vector<float> & x, int32_t k) {
     CHECK(found == sorted_top(x, static_cast<size_t>(k)));
 }
 
-// The definition, in plain floats, of what PathWalk computes (METHOD, "Candidates and transitions").
+// The definition, in plain floats, of what PathWalk computes (docs/method.md, "Candidates and transitions").
 struct PlainWalk {
     const PathWalk & w;
 

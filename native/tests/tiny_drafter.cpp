@@ -9,8 +9,8 @@
 #include <iterator>
 
 #include "check.h"
-#include "quantize.h"
-#include "schema.h"
+#include "gguf/quantize.h"
+#include "gguf/schema.h"
 
 namespace dspine::test {
 

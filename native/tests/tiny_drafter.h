@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ggml-cpp.h"
-#include "target_tensors.h"
+#include "target/target_tensors.h"
 
 namespace dspine::test {
 

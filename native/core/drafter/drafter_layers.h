@@ -1,7 +1,7 @@
 // Pieces that the commit and the draft graph share. Included by the two graph builders only.
 #pragma once
 
-#include "drafter_graph.h"
+#include "drafter/drafter_graph.h"
 
 namespace dspine {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "gguf_file.h"
+#include "gguf/gguf_file.h"
 
 namespace dspine {
 

@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "drafter_layers.h"
+#include "drafter/drafter_layers.h"
 
 namespace dspine {
 namespace {

@@ -1,4 +1,4 @@
-#include "drafter_cache.h"
+#include "drafter/drafter_cache.h"
 
 #include <algorithm>
 #include <cmath>
@@ -59,6 +59,7 @@ void DrafterCache::fill_mask(LayerKind kind, int32_t seq, int32_t n_block, int64
     const ggml_fp16_t hidden = ggml_fp32_to_fp16(-INFINITY);
     const int64_t n_ring = n_cells(kind);
     const int64_t n_committed = length(seq);
+    const int64_t oldest = seqs_[static_cast<size_t>(seq)].oldest;
     const int64_t last = n_committed + n_block - 1;
     for (int64_t cell = 0; cell < n_kv; ++cell) {
         // The newest position not above `last` that maps to this cell.
@@ -66,7 +67,7 @@ void DrafterCache::fill_mask(LayerKind kind, int32_t seq, int32_t n_block, int64
         const int64_t pos = last - (age < 0 ? age + n_ring : age);
         for (int64_t j = 0; j < n_block; ++j) {
             const int64_t own = n_committed + j;
-            const bool in_window = kind == LayerKind::full || pos >= own - (window_ - 1);
+            const bool in_window = kind == LayerKind::full || (pos >= own - (window_ - 1) && pos >= oldest);
             const bool in_order = causal_ ? pos <= own : true;
             mask[j * n_kv + cell] = pos >= 0 && in_window && in_order ? seen : hidden;
         }
@@ -88,24 +89,18 @@ int32_t DrafterCache::reusable(int32_t seq, int32_t n) const {
     const Sequence & s = seqs_[static_cast<size_t>(seq)];
     n = std::min(n, s.length);
     const bool window_intact = !has(LayerKind::sliding) || s.oldest <= std::max(0, n - (window_ - 1));
-    return window_intact ? n : 0;
+    return window_intact ? n : std::max(0, n - (window_ - 1));
 }
 
 void DrafterCache::truncate(int32_t seq, int32_t n) {
-    if (n < 0 || reusable(seq, n) != n) {
-        throw std::invalid_argument("the drafter's cache holds " + std::to_string(length(seq)) +
+    Sequence & s = seqs_[static_cast<size_t>(seq)];
+    if (n < 0 || n > s.length) {
+        throw std::invalid_argument("the drafter's cache holds " + std::to_string(s.length) +
                                     " positions of sequence " + std::to_string(seq) + " and cannot be cut back to " +
                                     std::to_string(n));
     }
-    if (n == 0) {
-        clear(seq);
-    } else {
-        seqs_[static_cast<size_t>(seq)].length = n;
-    }
-}
-
-void DrafterCache::clear(int32_t seq) {
-    seqs_[static_cast<size_t>(seq)] = {};
+    s.length = n;
+    s.oldest = std::min(s.oldest, n);
 }
 
 }  // namespace dspine

@@ -3,9 +3,9 @@
 
 #include <vector>
 
-#include "backend.h"
-#include "drafter_config.h"
-#include "gguf_file.h"
+#include "base/backend.h"
+#include "drafter/drafter_config.h"
+#include "gguf/gguf_file.h"
 
 namespace dspine {
 

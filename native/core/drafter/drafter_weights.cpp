@@ -1,8 +1,8 @@
-#include "drafter_weights.h"
+#include "drafter/drafter_weights.h"
 
 #include <set>
 
-#include "schema.h"
+#include "gguf/schema.h"
 
 namespace dspine {
 namespace {

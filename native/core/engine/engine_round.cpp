@@ -1,8 +1,8 @@
 // One round of the engine: draft, verify in one decode, accept, cut back, commit.
 #include <algorithm>
 
-#include "engine.h"
-#include "errors.h"
+#include "base/errors.h"
+#include "engine/engine.h"
 
 namespace dspine {
 
@@ -36,16 +36,39 @@ void Engine::draft_blocks() {
         return;
     }
     // Blocks of one call have one length. Cutting a draft short leaves its beginning as it is.
-    std::vector<Draft> drafts = drafter_->draft(blocks, n_longest);
-    if (drafts.size() != blocks.size()) {
-        throw BackendError("the drafter gave " + std::to_string(drafts.size()) + " drafts for " +
-                           std::to_string(blocks.size()) + " blocks");
+    std::vector<Draft> drafts;
+    try {
+        drafts = drafter_->draft(blocks, n_longest);
+        if (drafts.size() != blocks.size()) {
+            throw BackendError("the drafter gave " + std::to_string(drafts.size()) + " drafts for " +
+                               std::to_string(blocks.size()) + " blocks");
+        }
+    } catch (const std::exception & e) {  // concerns those that draft, and no one else
+        for (Slot * slot : drafting) {
+            fail(*slot, e.what());
+        }
+        return;
     }
     for (size_t b = 0; b < blocks.size(); ++b) {
         std::vector<int32_t> & tokens = drafts[b].tokens;
         tokens.resize(std::min(tokens.size(), static_cast<size_t>(draft_limit(*drafting[b]))));
+        const auto outside = std::find_if(tokens.begin(), tokens.end(),
+                                          [&](int32_t token) { return token < 0 || token >= target_->n_vocab(); });
+        if (outside != tokens.end()) {
+            fail(*drafting[b], "the drafter's token " + std::to_string(*outside) + " is outside the vocabulary of " +
+                                   std::to_string(target_->n_vocab()));
+            continue;
+        }
         drafting[b]->draft = std::move(tokens);
     }
+}
+
+// Ends the slot's request; what the failing round emitted is taken back.
+void Engine::fail(Slot & slot, const std::string & why) {
+    slot.job->stats.n_generated -= static_cast<int32_t>(slot.emitted.size());
+    slot.emitted.clear();
+    slot.finish = Finish::error;
+    slot.error = why;
 }
 
 std::vector<BatchToken> Engine::plan_batch() {
@@ -56,7 +79,7 @@ std::vector<BatchToken> Engine::plan_batch() {
     };
     for (int32_t i = 0; i < n_slots(); ++i) {
         Slot & slot = slots_[static_cast<size_t>(i)];
-        if (!slot.job || !slot.generating) {
+        if (!slot.job || !slot.generating || slot.finish != Finish::none) {
             continue;
         }
         begin(slot, i);
@@ -161,7 +184,7 @@ void Engine::rewind(Slot & slot, int32_t index) {
         target_->reusable(index, n) == n && (!keeps_drafter(slot) || drafter_->reusable(index, n) == n);
     target_->truncate(index, possible ? n : 0);
     if (drafter_) {
-        drafter_->truncate(index, possible ? drafter_->reusable(index, n) : 0);
+        drafter_->truncate(index, possible ? std::min(n, drafter_->length(index)) : 0);
     }
 }
 
@@ -214,26 +237,22 @@ void Engine::run_round() {
             try {
                 accept(slot);
             } catch (const std::exception & e) {  // a sampler's failure concerns its own request only
-                slot.emitted.clear();
-                slot.finish = Finish::error;
-                slot.error = e.what();
+                fail(slot, e.what());
             }
         }
         cut_and_commit(times);
     } catch (const std::exception & e) {
         for (int32_t i = 0; i < n_slots(); ++i) {
             Slot & slot = slots_[static_cast<size_t>(i)];
-            if (slot.job && (slot.row >= 0 || slot.generating)) {
-                slot.emitted.clear();
-                slot.finish = Finish::error;
-                slot.error = e.what();
+            if (slot.row >= 0) {
+                fail(slot, e.what());
                 rewind(slot, i);
             }
         }
         return;
     }
     for (Slot & slot : slots_) {
-        if (slot.row >= 0) {
+        if (slot.row >= 0 && slot.finish != Finish::error) {
             account(slot, times);
         }
     }

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "draft_source.h"
-#include "sampling.h"
-#include "target.h"
+#include "drafter/draft_source.h"
+#include "target/sampling.h"
+#include "target/target.h"
 
 namespace dspine {
 
@@ -119,6 +119,7 @@ class Engine {
     std::vector<BatchToken> plan_batch();
     void accept(Slot & slot);
     void cut_and_commit(RoundTimes & times);
+    void fail(Slot & slot, const std::string & why);
     void rewind(Slot & slot, int32_t index);
     void account(Slot & slot, const RoundTimes & times);
     void run_round();

@@ -1,13 +1,12 @@
-#include "gguf_file.h"
+#include "gguf/gguf_file.h"
 
 #include <sys/stat.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <memory>
 
-#include "errors.h"
-#include "log.h"
+#include "base/errors.h"
+#include "base/log.h"
 
 namespace dspine {
 namespace {
@@ -16,33 +15,6 @@ struct FileCloser {
     void operator()(FILE * f) const { fclose(f); }
 };
 using file_ptr = std::unique_ptr<FILE, FileCloser>;
-
-// Length of the UTF-8 character at text[i], 0 when there is none.
-size_t utf8_length(const std::string & text, size_t i) {
-    const auto byte = [&](size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0u; };
-    const unsigned first = byte(i);
-    const size_t n = first < 0x80 ? 1 : first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
-    for (size_t j = 1; j < n; ++j) {
-        if ((byte(i + j) & 0xc0) != 0x80) {
-            return 0;
-        }
-    }
-    const unsigned second = byte(i + 1);
-    const bool wrong = (first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
-                       (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f);
-    return wrong ? 0 : n;
-}
-
-// Every byte that is not UTF-8 becomes '?': Python refuses to make a message of it otherwise.
-std::string to_utf8(const std::string & text) {
-    std::string out;
-    for (size_t i = 0; i < text.size();) {
-        const size_t n = utf8_length(text, i);
-        out += n == 0 ? "?" : text.substr(i, n);
-        i += std::max<size_t>(n, 1);
-    }
-    return out;
-}
 
 }  // namespace
 
@@ -63,12 +35,6 @@ GgufFile::GgufFile(const std::string & path) : path_(path) {
     if (!ctx_) {
         fail("is not a readable GGUF file" + log.reason());
     }
-    for (int64_t i = 0; i < gguf_get_n_kv(ctx_.get()); ++i) {
-        const std::string key = gguf_get_key(ctx_.get(), i);
-        if (key != to_utf8(key)) {
-            fail("has a key with a name that is not UTF-8: '" + key + "'");
-        }
-    }
     const size_t data_offset = gguf_get_data_offset(ctx_.get());
     const size_t file_size = static_cast<size_t>(st.st_size);
     const int64_t n_tensors = gguf_get_n_tensors(ctx_.get());
@@ -76,9 +42,6 @@ GgufFile::GgufFile(const std::string & path) : path_(path) {
     for (int64_t i = 0; i < n_tensors; ++i) {
         GgufTensor t = {};
         t.name = gguf_get_tensor_name(ctx_.get(), i);
-        if (t.name != to_utf8(t.name)) {
-            fail("has a tensor with a name that is not UTF-8: '" + t.name + "'");
-        }
         t.type = gguf_get_tensor_type(ctx_.get(), i);
         t.n_dims = 1;
         const int64_t * ne = gguf_get_tensor_ne(ctx_.get(), i);
@@ -97,7 +60,7 @@ GgufFile::GgufFile(const std::string & path) : path_(path) {
 }
 
 void GgufFile::fail(const std::string & what) const {
-    throw ModelFormatError(to_utf8("'" + path_ + "' " + what));
+    throw ModelFormatError("'" + path_ + "' " + what);
 }
 
 const GgufTensor * GgufFile::find_tensor(const std::string & name) const {
@@ -152,11 +115,7 @@ bool GgufFile::boolean(const std::string & key) const {
 }
 
 std::string GgufFile::str(const std::string & key) const {
-    const std::string text = gguf_get_val_str(ctx_.get(), need(key, GGUF_TYPE_STRING));
-    if (text != to_utf8(text)) {
-        fail("has key '" + key + "' with text that is not UTF-8: '" + text + "'");
-    }
-    return text;
+    return gguf_get_val_str(ctx_.get(), need(key, GGUF_TYPE_STRING));
 }
 
 std::string GgufFile::str(const std::string & key, const std::string & fallback) const {

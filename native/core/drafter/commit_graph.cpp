@@ -1,4 +1,4 @@
-#include "drafter_layers.h"
+#include "drafter/drafter_layers.h"
 
 namespace dspine {
 

@@ -1,8 +1,8 @@
-#include "target_tensors.h"
+#include "target/target_tensors.h"
 
 #include <cstring>
 
-#include "errors.h"
+#include "base/errors.h"
 
 namespace dspine {
 

@@ -1,4 +1,4 @@
-#include "transitions.h"
+#include "drafter/transitions.h"
 
 #include <algorithm>
 #include <cmath>

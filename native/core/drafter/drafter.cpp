@@ -1,10 +1,10 @@
-#include "drafter.h"
+#include "drafter/drafter.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "errors.h"
-#include "quantize.h"
+#include "base/errors.h"
+#include "gguf/quantize.h"
 
 namespace dspine {
 namespace {

@@ -1,13 +1,13 @@
-#include "target.h"
+#include "target/target.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "errors.h"
-#include "gguf_file.h"
-#include "llama_internal.h"
-#include "log.h"
-#include "quantize.h"
+#include "base/errors.h"
+#include "base/log.h"
+#include "gguf/gguf_file.h"
+#include "gguf/quantize.h"
+#include "target/llama_internal.h"
 
 namespace dspine {
 namespace {

@@ -1,11 +1,11 @@
-#include "backend.h"
+#include "base/backend.h"
 
 #include <algorithm>
 #include <fstream>
 #include <set>
 #include <thread>
 
-#include "errors.h"
+#include "base/errors.h"
 
 namespace dspine {
 

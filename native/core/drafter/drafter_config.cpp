@@ -1,9 +1,9 @@
-#include "drafter_config.h"
+#include "drafter/drafter_config.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "schema.h"
+#include "gguf/schema.h"
 
 namespace dspine {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "transitions.h"
+#include "drafter/transitions.h"
 
 namespace dspine {
 
@@ -28,10 +28,12 @@ class DraftSource {
     virtual ~DraftSource() = default;
 
     virtual int32_t max_draft() const = 0;
+    virtual int32_t n_seq() const = 0;
+    virtual int32_t n_ctx() const = 0;                      // positions per sequence that it can keep
     virtual const std::vector<int32_t> & taps() const = 0;  // layer inputs of the target that commit() reads
 
     virtual int32_t length(int32_t seq) const = 0;
-    // The longest length up to n that the sequence can be cut back to.
+    // A length up to n that the sequence can be cut back to, so that reading on from there loses nothing.
     virtual int32_t reusable(int32_t seq, int32_t n) const = 0;
     virtual void truncate(int32_t seq, int32_t n) = 0;
 

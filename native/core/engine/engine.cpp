@@ -1,8 +1,8 @@
-#include "engine.h"
+#include "engine/engine.h"
 
 #include <algorithm>
 
-#include "errors.h"
+#include "base/errors.h"
 
 namespace dspine {
 namespace {
@@ -28,6 +28,11 @@ Engine::Engine(std::shared_ptr<Target> target, std::shared_ptr<DraftSource> draf
                                     std::to_string(n_draft_max_) + " (the drafter gives up to " +
                                     std::to_string(drafter_->max_draft()) + ", the target was made for " +
                                     std::to_string(target_->n_rollback()) + ")");
+    }
+    if (drafter_->n_seq() < target_->n_seq() || drafter_->n_ctx() < target_->n_ctx_seq()) {
+        throw std::invalid_argument("the drafter keeps " + std::to_string(drafter_->n_seq()) + " sequences of " +
+                                    std::to_string(drafter_->n_ctx()) + " positions, the target " +
+                                    std::to_string(target_->n_seq()) + " of " + std::to_string(target_->n_ctx_seq()));
     }
     target_->need_rollback(n_draft_max_);
     target_->enable_taps(drafter_->taps());
@@ -132,8 +137,8 @@ void Engine::reuse_prefix(int32_t index) {
         }
     }
     target_->truncate(index, n);
-    if (drafter_ && drafter_->length(index) != n) {
-        drafter_->truncate(index, drafter_->reusable(index, n));
+    if (drafter_) {
+        drafter_->truncate(index, std::min(n, drafter_->length(index)));
     }
     slot.job->stats.n_reused = n;
     slot.tokens = request.tokens;

@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "backend.h"
-#include "drafter_config.h"
+#include "base/backend.h"
+#include "drafter/drafter_config.h"
 
 namespace dspine {
 
@@ -41,16 +41,16 @@ class DrafterCache {
     // Positions up to `end` (exclusive) are about to be written behind the committed context.
     void note_written(int32_t seq, int32_t end);
     void append(int32_t seq, int32_t n);
-    // The longest length up to n that the sequence can be cut back to: n, or 0 once a ring has overwritten its window.
+    // A length up to n that the sequence can be cut back to without loss: n itself while the rings still hold the
+    // window before it, else one window less, from where reading on fills them again before position n.
     int32_t reusable(int32_t seq, int32_t n) const;
-    // Throws std::invalid_argument when reusable(seq, n) != n.
+    // What a ring no longer holds stays hidden. Throws std::invalid_argument for a length beyond the present one.
     void truncate(int32_t seq, int32_t n);
-    void clear(int32_t seq);
 
   private:
     struct Sequence {
         int32_t length = 0;
-        int32_t oldest = 0;  // first position that the rings still hold
+        int32_t oldest = 0;  // first position that the rings hold
     };
 
     int32_t n_ctx_;

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "gguf/mapped_rows.h"
 #include "llama-cpp.h"
-#include "mapped_rows.h"
-#include "target_tensors.h"
+#include "target/target_tensors.h"
 
 namespace dspine {
 

@@ -1,4 +1,4 @@
-#include "quantize.h"
+#include "gguf/quantize.h"
 
 #include <algorithm>
 #include <stdexcept>

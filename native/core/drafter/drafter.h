@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "draft_source.h"
-#include "drafter_graph.h"
+#include "drafter/draft_source.h"
+#include "drafter/drafter_graph.h"
 
 namespace dspine {
 
@@ -40,6 +40,8 @@ class Drafter final : public DraftSource {
     size_t compute_bytes() const { return ggml_gallocr_get_buffer_size(allocator_.get(), 0); }
 
     int32_t max_draft() const override { return config_.max_draft(); }
+    int32_t n_seq() const override { return cache_->n_seq(); }
+    int32_t n_ctx() const override { return cache_->n_ctx(); }
     const std::vector<int32_t> & taps() const override { return config_.target_layers; }
     int32_t length(int32_t seq) const override;
     int32_t reusable(int32_t seq, int32_t n) const override;

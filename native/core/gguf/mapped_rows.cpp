@@ -1,4 +1,4 @@
-#include "mapped_rows.h"
+#include "gguf/mapped_rows.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "errors.h"
-#include "gguf_file.h"
+#include "base/errors.h"
+#include "gguf/gguf_file.h"
 #include "llama.h"
 
 namespace dspine {

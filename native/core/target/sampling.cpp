@@ -1,5 +1,6 @@
-#include "sampling.h"
+#include "target/sampling.h"
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
@@ -38,6 +39,27 @@ void check(const SamplingParams & p, int32_t n_vocab) {
     }
 }
 
+// llama.cpp's parser recurses once per parenthesis, on the stack.
+constexpr int MAX_GRAMMAR_DEPTH = 200;
+constexpr size_t MAX_GRAMMAR_BYTES = 1 << 20;
+
+void check_grammar(const std::string & text) {
+    if (text.size() > MAX_GRAMMAR_BYTES) {
+        throw std::invalid_argument("the grammar has " + std::to_string(text.size()) + " bytes, expected at most " +
+                                    std::to_string(MAX_GRAMMAR_BYTES));
+    }
+    int depth = 0;
+    int deepest = 0;
+    for (const char c : text) {  // parentheses in literals count too: the bound is far above any real grammar
+        depth += c == '(' ? 1 : c == ')' ? -1 : 0;
+        deepest = std::max(deepest, depth);
+    }
+    if (deepest > MAX_GRAMMAR_DEPTH) {
+        throw std::invalid_argument("the grammar nests " + std::to_string(deepest) + " parentheses, expected at most " +
+                                    std::to_string(MAX_GRAMMAR_DEPTH));
+    }
+}
+
 constexpr const char * DRY_BREAKERS[] = {"\n", ":", "\"", "*"};
 
 }  // namespace
@@ -47,6 +69,8 @@ Sampler::Sampler(const llama_model * model, int32_t n_ctx, const SamplingParams 
     check(p, n_vocab_);
     const llama_vocab * vocab = llama_model_get_vocab(model);
     chain_.reset(llama_sampler_chain_init(llama_sampler_chain_default_params()));
+    // llama.cpp reserves room for as many tokens as it is told to look back on.
+    const auto look_back = [n_ctx](int32_t n) { return n < 0 ? n_ctx : std::min(n, n_ctx); };
     const auto add = [&](llama_sampler * sampler) { llama_sampler_chain_add(chain_.get(), sampler); };
 
     std::vector<llama_logit_bias> bias;
@@ -67,13 +91,13 @@ Sampler::Sampler(const llama_model * model, int32_t n_ctx, const SamplingParams 
         add(llama_sampler_init_logit_bias(n_vocab_, static_cast<int32_t>(bias.size()), bias.data()));
     }
     if (penalizes) {
-        add(llama_sampler_init_penalties(n_vocab_, p.repeat_last_n < 0 ? n_ctx : p.repeat_last_n, p.repeat_penalty,
-                                         p.frequency_penalty, p.presence_penalty));
+        add(llama_sampler_init_penalties(n_vocab_, look_back(p.repeat_last_n), p.repeat_penalty, p.frequency_penalty,
+                                         p.presence_penalty));
     }
     if (dry) {
         add(llama_sampler_init_dry(vocab, p.dry_multiplier, p.dry_base, p.dry_allowed_length,
-                                   p.dry_penalty_last_n < 0 ? n_ctx : p.dry_penalty_last_n,
-                                   const_cast<const char **>(DRY_BREAKERS), std::size(DRY_BREAKERS)));
+                                   look_back(p.dry_penalty_last_n), const_cast<const char **>(DRY_BREAKERS),
+                                   std::size(DRY_BREAKERS)));
     }
     if (p.temperature == 0.0f) {
         add(llama_sampler_init_greedy());
@@ -88,6 +112,7 @@ Sampler::Sampler(const llama_model * model, int32_t n_ctx, const SamplingParams 
         add(llama_sampler_init_dist(p.seed));
     }
     if (!p.grammar.empty()) {
+        check_grammar(p.grammar);
         grammar_.reset(llama_sampler_init_grammar(vocab, p.grammar.c_str(), "root"));
         if (!grammar_) {
             throw std::invalid_argument("the grammar is not valid GBNF, or has no rule 'root'");
@@ -121,8 +146,10 @@ int32_t Sampler::sample(const float * logits) {
         llama_sampler_apply(grammar_.get(), &array);
     }
     llama_sampler_apply(chain_.get(), &array);
-    if (array.selected < 0 || static_cast<size_t>(array.selected) >= array.size) {
-        throw std::runtime_error("the sampler chain chose no token");
+    if (array.selected < 0 || static_cast<size_t>(array.selected) >= array.size ||
+        !(array.data[array.selected].logit > -INFINITY)) {
+        // The grammar must not be told of a token that it has ruled out: llama.cpp would abort.
+        throw std::runtime_error("no token is left to sample: grammar, logit_bias and samplers have ruled out all");
     }
     const int32_t token = array.data[array.selected].id;
     if (grammar_) {

@@ -8,11 +8,11 @@
 #include <memory>
 #include <vector>
 
-#include "drafter_cache.h"
-#include "drafter_config.h"
-#include "drafter_weights.h"
-#include "target_tensors.h"
-#include "transitions.h"
+#include "drafter/drafter_cache.h"
+#include "drafter/drafter_config.h"
+#include "drafter/drafter_weights.h"
+#include "drafter/transitions.h"
+#include "target/target_tensors.h"
 
 namespace dspine {
 
