@@ -26,7 +26,8 @@ def make_drafter(checkpoint: Path, inputs: Mapping[str, Any], *, outtype: str = 
     if not gguf.exists():
         convert_checkpoint(checkpoint, gguf, outtype=outtype)
     tensors = TargetTensors.from_arrays(inputs["target_embed"], inputs["target_head"])
-    return Drafter(str(gguf), tensors, **({"cache_type": "f32", "n_ctx": 512, "n_threads": 1} | options))
+    exact: dict[str, Any] = {"cache_type": "f32", "n_ctx": 512, "n_threads": 1}
+    return Drafter(str(gguf), tensors, **(exact | options))
 
 
 def make_case(folder: Path, **options: Any) -> tuple[RandomCase, Drafter]:
