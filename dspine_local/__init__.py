@@ -9,6 +9,14 @@ for piece in engine.chat([{"role": "user", "content": "Hello!"}], sampling=GREED
 
 from __future__ import annotations
 
+try:
+    from dspine_local import _native as _native
+except ImportError as error:  # most often a checkout that shadows the installed package
+    raise ImportError(
+        f"'{__path__[0]}' has no compiled extension that loads. If it is a checkout, run from another "
+        "folder, or install it in place with: pip install -e ."
+    ) from error
+
 from dspine_local.engine import Engine, Generation
 from dspine_local.errors import (
     BackendError,

@@ -116,7 +116,7 @@ class DraftBuilder {
                                                     cached(p_.cache.k(il), il, at), cached(p_.cache.v(il), il, at),
                                                     mask, 1.0f / std::sqrt(static_cast<float>(c_.head_dim)), 0.0f,
                                                     0.0f);  // [head_dim, n_head, n_slots]
-            ggml_flash_attn_ext_set_prec(out, GGML_PREC_F32);
+            ggml_prec_set_acc(out, GGML_PREC_F32);
             out = ggml_reshape_3d(ctx_, out, c_.n_embd_q(), 1, n_slots);
             joined = joined == nullptr ? out : ggml_concat(ctx_, joined, out, 1);
         }
