@@ -34,10 +34,8 @@ def chat(target: Target, question: str) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("qtype", "expected_length"), [("q8_0", 1.3), ("q4_0", 1.2)])  # trained for the first
-def test_the_same_tokens_in_fewer_rounds(
-    smollm2: SmolFactory, trained_drafter: Path, qtype: str, expected_length: float
-) -> None:
+@pytest.mark.parametrize("qtype", ["q8_0", "q4_0"])
+def test_the_same_tokens_in_fewer_rounds(smollm2: SmolFactory, trained_drafter: Path, qtype: str) -> None:
     """Alone without a drafter, five chats at once with it."""
     target = Target(
         str(smollm2(qtype)),
@@ -62,5 +60,5 @@ def test_the_same_tokens_in_fewer_rounds(
             check_stats(answer)
         assert_in_step(engine)
         means[n_draft] = np.mean([(len(a.tokens) - 1) / a.final.n_rounds for a in drafted])
-    assert means[7] > expected_length, means
-    assert means[3] > expected_length - 0.1, means
+    assert means[7] > 1.3, means
+    assert 1.2 < means[3] <= means[7] + 0.05, means

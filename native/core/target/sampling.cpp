@@ -8,7 +8,7 @@ namespace dspine {
 namespace {
 
 void check(const SamplingParams & p, int32_t n_vocab) {
-    const auto need = [](bool good, const char * name, double value, const char * expected) {
+    const auto need = [](bool good, const char * name, auto value, const char * expected) {
         if (!good) {
             throw std::invalid_argument(std::string(name) + " = " + std::to_string(value) + ", expected " + expected);
         }
