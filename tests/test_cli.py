@@ -160,7 +160,12 @@ def test_a_real_interrupt_ends_an_answer(pair: tuple[str, str]) -> None:
     ]
     env = os.environ | {"OMP_WAIT_POLICY": "passive"}
     with subprocess.Popen(
-        [*command, "-c", "4096"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+        [*command, "-c", "4096"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
     ) as process:
         assert process.stdout is not None
         process.stdout.read(1)  # it is answering
