@@ -196,7 +196,7 @@ class DraftBuilder {
         }
         g_.logits = ggml_mul_mat(ctx_, p_.target.output, z);  // [V, n_draft * n_blocks]
         if (!c_.injection) {
-            g_.candidates = ggml_reshape_2d(ctx_, ggml_argmax(ctx_, g_.logits), 1, n_wanted);
+            g_.candidates = ggml_argmax(ctx_, g_.logits);
         } else if (p_.is_cpu) {
             g_.candidates = top_candidates(ctx_, g_.logits, c_.top_k);
         } else {
@@ -239,15 +239,17 @@ class DraftBuilder {
     void score_all() {
         const int64_t n = g_.shape.n_draft * n_blocks_;
         const int64_t k = c_.top_k;
-        // Predecessor candidates: the anchor K times for slot 1, the candidates of the slot before for the others.
-        ggml_tensor * first = ggml_repeat_4d(ctx_, ggml_reshape_2d(ctx_, g_.anchors, 1, n_blocks_), k, n_blocks_, 1, 1);
-        ggml_tensor * predecessors = first;
+        // Predecessors: the anchor K times for slot 1, the candidates of the slot before for the others. Their codes
+        // are joined, not their ids: devices repeat and concatenate floats only.
+        ggml_tensor * p = ggml_repeat_4d(
+            ctx_, ggml_reshape_3d(ctx_, ggml_get_rows(ctx_, w_.codes, g_.anchors), c_.rank, 1, n_blocks_), c_.rank, k,
+            n_blocks_, 1);
         if (n > n_blocks_) {
-            predecessors = ggml_concat(ctx_, first,
-                                       ggml_view_2d(ctx_, g_.candidates, k, n - n_blocks_, g_.candidates->nb[1], 0), 1);
+            ggml_tensor * ids = ggml_view_1d(ctx_, g_.candidates, k * (n - n_blocks_), 0);
+            ggml_tensor * codes = ggml_reshape_3d(ctx_, ggml_get_rows(ctx_, w_.codes, ids), c_.rank, k, n - n_blocks_);
+            p = ggml_concat(ctx_, p, codes, 2);
         }
-        ggml_tensor * p = ggml_get_rows(ctx_, w_.codes, ggml_reshape_1d(ctx_, predecessors, k * n));
-        p = ggml_scale(ctx_, ggml_reshape_3d(ctx_, p, c_.rank, k, n), std::sqrt(static_cast<float>(c_.rank)));
+        p = ggml_scale(ctx_, p, std::sqrt(static_cast<float>(c_.rank)));  // [r, K, n]
         const auto per_slot = [&](ggml_tensor * x) { return ggml_reshape_3d(ctx_, x, x->ne[0], 1, x->ne[1]); };
         const LayerOps ops(ctx_, c_);
         ggml_tensor * u = write(c_.n_layer - 1, per_slot(y1_), per_slot(gate_f_), per_slot(scale_), p);  // [D, K, n]

@@ -61,7 +61,7 @@ struct DraftGraph {
     std::vector<ggml_tensor *> masks[N_LAYER_KINDS];         // in: per block F16 [n_kv, n_slots]
 
     ggml_tensor * logits = nullptr;      // F32 [V, n_draft * n_blocks]
-    ggml_tensor * candidates = nullptr;  // out: I32 [K, n_draft * n_blocks]
+    ggml_tensor * candidates = nullptr;  // out: I32 [K, n_draft * n_blocks]; without injection [n_draft * n_blocks]
     ggml_tensor * scores = nullptr;  // out, full order: F32 [K of the slot, K of its predecessor, n_draft * n_blocks]
     ggml_tensor * path = nullptr;    // out, path order: I32 [2, n_draft * n_blocks], token and probability bits
     std::unique_ptr<PathWalk> walk;  // what the path operation reads
