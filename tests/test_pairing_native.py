@@ -157,3 +157,21 @@ def test_a_drafter_outlives_its_targets_last_reference(llama: TinyTarget, drafte
     assert open_target(llama).length(0) == 0  # takes the freed memory, if it was freed
     alive.commit(0, rows)
     assert alive.draft([(0, 5)], 7)[0].tokens == expected
+
+
+def test_features_that_no_decode_has_kept(llama: TinyTarget) -> None:
+    target = open_target(llama)
+    target.enable_taps([1, 2])
+    with pytest.raises(ValueError, match="the last decode kept 0 taps"):
+        target.taps(0, 0)
+    with pytest.raises(ValueError, match="3 rows wanted, the last decode had 0"):
+        target.taps(0, 3)
+    target.decode(0, [5, 6, 7])
+    assert target.taps(1, 3).shape == (3, llama.n_embd)
+    with pytest.raises(ValueError, match="4 rows wanted, the last decode had 3"):
+        target.taps(0, 4)
+    with pytest.raises(ValueError, match="no features of tap 2: the last decode kept 2 taps"):
+        target.taps(2, 3)
+    target.enable_taps([1, 3])
+    with pytest.raises(ValueError, match="the last decode kept 0 taps"):
+        target.taps(0, 3)

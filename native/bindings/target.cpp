@@ -82,9 +82,13 @@ void bind_target(py::module_ & m) {
         .def(
             "taps",
             [](const Target & t, py::ssize_t tap, py::ssize_t n_tokens) {
+                if (n_tokens < 0 || n_tokens > t.n_rows()) {
+                    throw std::invalid_argument(std::to_string(n_tokens) + " rows wanted, the last decode had " +
+                                                std::to_string(t.n_rows()));
+                }
                 const py::ssize_t n_embd = t.tensors()->n_embd;
-                py::array_t<float> out({n_tokens, n_embd});
                 const float * rows = t.taps(static_cast<size_t>(tap));
+                py::array_t<float> out({n_tokens, n_embd});
                 std::copy(rows, rows + n_tokens * n_embd, out.mutable_data());
                 return out;
             },

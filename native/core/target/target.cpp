@@ -200,6 +200,7 @@ void Target::enable_taps(const std::vector<int32_t> & layers) {
         llama_set_embeddings_layer_inp(ctx_.get(), static_cast<uint32_t>(lid), true);
     }
     tap_layers_ = layers;
+    tapped_ = false;
 }
 
 void Target::need_rollback(int32_t n) const {
@@ -266,6 +267,8 @@ void Target::decode(const std::vector<BatchToken> & batch) {
     llama_batch raw = {static_cast<int32_t>(n), tokens.data(),  nullptr,       positions.data(),
                        n_seq_ids.data(),        seq_ids.data(), outputs.data()};
     const int32_t status = llama_decode(ctx_.get(), raw);
+    n_rows_ = status == 0 ? static_cast<int32_t>(n) : 0;
+    tapped_ = status == 0;
     if (status == 0) {
         llama_synchronize(ctx_.get());
     }
@@ -289,7 +292,7 @@ void Target::restore(const std::vector<int32_t> & lengths) {
 }
 
 const float * Target::logits(int32_t i) const {
-    const float * row = llama_get_logits_ith(ctx_.get(), i);
+    const float * row = i >= 0 && i < n_rows_ ? llama_get_logits_ith(ctx_.get(), i) : nullptr;
     if (row == nullptr) {
         throw BackendError("llama.cpp has no logits for row " + std::to_string(i) + " of the batch");
     }
@@ -297,6 +300,10 @@ const float * Target::logits(int32_t i) const {
 }
 
 const float * Target::taps(size_t t) const {
+    if (!tapped_ || t >= tap_layers_.size()) {  // llama.cpp would abort
+        throw std::invalid_argument("no features of tap " + std::to_string(t) + ": the last decode kept " +
+                                    std::to_string(tapped_ ? tap_layers_.size() : 0) + " taps");
+    }
     return llama_get_embeddings_layer_inp(ctx_.get(), static_cast<uint32_t>(tap_layers_.at(t)));
 }
 

@@ -63,7 +63,9 @@ class Target {
     void decode(const std::vector<BatchToken> & batch);
     // Of the last decode: logits of row i of the batch, float32 [n_vocab]. The row must have been an output.
     const float * logits(int32_t i) const;
-    // Of the last decode: the tapped rows of tap t, float32 [n_tokens, n_embd].
+    // Rows of the last decode; 0 before the first, and after one that failed.
+    int32_t n_rows() const { return n_rows_; }
+    // Of the last decode: the tapped rows of tap t, float32 [n_rows, n_embd].
     const float * taps(size_t t) const;
 
     int32_t length(int32_t seq) const;
@@ -90,6 +92,8 @@ class Target {
     llama_context_ptr ctx_;
     std::shared_ptr<TargetTensors> tensors_;
     std::vector<int32_t> tap_layers_;
+    int32_t n_rows_ = 0;
+    bool tapped_ = false;                // the last decode kept tap_layers_
     std::vector<int32_t> last_decoded_;  // per sequence, tokens of its last decode that can still be taken back
 };
 
