@@ -1,0 +1,148 @@
+"""First stage: prompts, and the target's own answers to them, as token ids in JSONL shards.
+
+A shard is made of its number and the seed alone, so an interrupted one is simply made again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from dspine_local.engine import Engine, Generation
+from dspine_local.options import EngineOptions, SamplingOptions
+from dspine_local.train.prompts import GivenPrompts, SelfPrompts
+from dspine_local.train.shards import claim, void, write_whole
+
+ANSWER_TEMPERATURE = 0.7
+
+Report = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Sequence_:
+    """One conversation: prompt and answer tokens; the answer begins at ``answer_start``."""
+
+    kind: str
+    temperature: float
+    answer_start: int
+    tokens: list[int]
+
+    @property
+    def n_answer(self) -> int:
+        """Tokens of the answer, its end token included."""
+        return len(self.tokens) - self.answer_start
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """What is generated.
+
+    Args:
+        n_tokens: Answer tokens wanted in all.
+        prompts: Text (one prompt per line) or JSONL file; None lets the target make up its own.
+        max_prompt: Longest prompt, in tokens.
+        max_answer: Longest answer, in tokens.
+        greedy_share: Part of the answers that is generated at temperature 0, the others at 0.7.
+        shard_size: Conversations per shard.
+        n_parallel: Conversations that are generated together.
+    """
+
+    n_tokens: int = 1_500_000
+    prompts: Path | None = None
+    max_prompt: int = 160
+    max_answer: int = 256
+    greedy_share: float = 0.5
+    shard_size: int = 512
+    n_parallel: int = 32
+    n_threads: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("n_tokens", "max_prompt", "max_answer", "shard_size", "n_parallel"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}, expected at least 1")
+        if not 0.0 <= self.greedy_share <= 1.0:
+            raise ValueError(f"greedy_share = {self.greedy_share}, expected 0 to 1")
+
+
+def read_shard(path: Path) -> list[Sequence_]:
+    """The conversations of a shard."""
+    with path.open(encoding="utf-8") as lines:
+        return [Sequence_(**json.loads(line)) for line in lines]
+
+
+def shard_path(folder: Path, index: int) -> Path:
+    """Where shard ``index`` is."""
+    return folder / f"shard-{index:05d}.jsonl"
+
+
+def complete_shards(folder: Path) -> list[Path]:
+    """Every whole shard, in order."""
+    return sorted(folder.glob("shard-*.jsonl"))
+
+
+def count_answer_tokens(folder: Path) -> int:
+    """Answer tokens in all whole shards."""
+    return sum(sequence.n_answer for path in complete_shards(folder) for sequence in read_shard(path))
+
+
+def generate_data(target: Path, folder: Path, options: DataOptions, report: Report) -> int:
+    """Make shards until they hold enough answer tokens; several processes may do so together.
+
+    Returns:
+        Answer tokens in all shards.
+    Raises:
+        ValueError: The target has no chat template, or a prompt file gives no prompts.
+    """
+    n_have = count_answer_tokens(folder)
+    if n_have >= options.n_tokens:
+        return n_have
+    per_slot = options.max_prompt + options.max_answer + 32
+    engine = Engine(
+        target,
+        None,
+        EngineOptions(
+            n_ctx=per_slot * options.n_parallel, n_parallel=options.n_parallel, n_threads=options.n_threads
+        ),
+    )
+    source = SelfPrompts(engine) if options.prompts is None else GivenPrompts(engine, options.prompts)
+    index = 0
+    while n_have < options.n_tokens:
+        path = shard_path(folder, index)
+        index += 1
+        if path.exists():
+            continue
+        with claim(path) as mine:
+            if not mine or path.exists():
+                continue
+            prompts = source.make(index - 1, options)
+            if not prompts:
+                break
+            sequences = []
+            for sequence in answer(engine, prompts, index - 1, options):
+                sequences.append(sequence)
+                n_have += sequence.n_answer
+                report(n_have, options.n_tokens, f"shard {index - 1}, {len(sequences)} of {len(prompts)}")
+            lines = "".join(json.dumps(asdict(s), separators=(",", ":")) + "\n" for s in sequences)
+            write_whole(path, lambda partial, text=lines: void(partial.write_text(text, encoding="utf-8")))  # type: ignore[misc]
+        n_have = count_answer_tokens(folder)
+    return n_have
+
+
+def answer(
+    engine: Engine, prompts: Sequence[tuple[str, list[int]]], index: int, options: DataOptions
+) -> Iterator[Sequence_]:
+    """The target's answers to (kind, prompt tokens), in order."""
+    rng = random.Random(f"{options.seed}/{index}/answers")  # noqa: S311
+    running: list[tuple[str, float, Generation]] = []
+    for kind, tokens in prompts:
+        temperature = 0.0 if rng.random() < options.greedy_share else ANSWER_TEMPERATURE
+        sampling = SamplingOptions(temperature=temperature, seed=rng.getrandbits(31))
+        generation = engine.generate(tokens, max_tokens=options.max_answer, sampling=sampling)
+        running.append((kind, temperature, generation))
+    for kind, temperature, generation in running:
+        generation.read()
+        yield Sequence_(kind, temperature, len(generation.prompt_tokens), generation.prompt_tokens + generation.tokens)
