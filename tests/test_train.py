@@ -194,3 +194,25 @@ def test_divergence_keeps_the_last_good_state(prepared: PipelineOptions) -> None
             path.write_bytes(content)
     assert (options.run_folder / "state.pt").read_bytes() == good
     assert (checkpoint_folder(options) / "model.safetensors").is_file()
+
+
+def test_torch_backend_gives_answers_with_features(prepared: PipelineOptions, tmp_path: Path) -> None:
+    options = replace(
+        prepared, out=tmp_path, backend="torch", data=replace(prepared.data, n_tokens=500, greedy_share=1.0)
+    )
+    run_data(options, silent)
+    features = tmp_path / "features"
+    made = {path.name: path.read_bytes() for path in features.glob("*.npy")}
+    assert made
+    run_features(options, silent)
+    native = replace(options, out=tmp_path / "native", backend="native")
+    run_data(native, silent)
+    ours, theirs = (read_shard(complete_shards(folder / "data")[0]) for folder in (tmp_path, native.out))
+    same = [a.tokens[: a.answer_start + 8] == b.tokens[: b.answer_start + 8] for a, b in zip(ours, theirs, strict=True)]
+    assert np.mean(same) > 0.8
+    row = FeatureSet(tmp_path / "data", features).row(0)
+    reader = FeatureReader(options.target, FeatureSet(tmp_path / "data", features).taps)
+    taps, hidden = reader.read(row.sequence.tokens[:-1])
+    for a, b in ((row.taps[:-1], taps), (row.hidden[:-1], hidden)):
+        assert np.linalg.norm(a.astype(np.float32) - b) / np.linalg.norm(b) < 2e-2
+    assert not row.hidden[-1].any()

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dspine_local.engine import Engine, Generation
-from dspine_local.options import EngineOptions, SamplingOptions
-from dspine_local.train.prompts import GivenPrompts, SelfPrompts
+import numpy as np
+import numpy.typing as npt
+
+from dspine_local.train.complete import Completer, Completion, Job
+from dspine_local.train.prompts import PromptSource
 from dspine_local.train.shards import claim, void, write_whole
 
 ANSWER_TEMPERATURE = 0.7
 
 Report = Callable[[int, int, str], None]
+Rows = npt.NDArray[np.float16]
 
 
 @dataclass(frozen=True)
@@ -89,26 +92,22 @@ def count_answer_tokens(folder: Path) -> int:
     return sum(sequence.n_answer for path in complete_shards(folder) for sequence in read_shard(path))
 
 
-def generate_data(target: Path, folder: Path, options: DataOptions, report: Report) -> int:
+def generate_data(
+    completer: Completer,
+    source: PromptSource,
+    folder: Path,
+    options: DataOptions,
+    report: Report,
+    features: Path | None = None,
+) -> int:
     """Make shards until they hold enough answer tokens; several processes may do so together.
 
+    Args:
+        features: Folder for the features of a completer that gives them.
     Returns:
         Answer tokens in all shards.
-    Raises:
-        ValueError: The target has no chat template, or a prompt file gives no prompts.
     """
     n_have = count_answer_tokens(folder)
-    if n_have >= options.n_tokens:
-        return n_have
-    per_slot = options.max_prompt + options.max_answer + 32
-    engine = Engine(
-        target,
-        None,
-        EngineOptions(
-            n_ctx=per_slot * options.n_parallel, n_parallel=options.n_parallel, n_threads=options.n_threads
-        ),
-    )
-    source = SelfPrompts(engine) if options.prompts is None else GivenPrompts(engine, options.prompts)
     index = 0
     while n_have < options.n_tokens:
         path = shard_path(folder, index)
@@ -118,14 +117,16 @@ def generate_data(target: Path, folder: Path, options: DataOptions, report: Repo
         with claim(path) as mine:
             if not mine or path.exists():
                 continue
-            prompts = source.make(index - 1, options)
+            prompts = source.make(index - 1)
             if not prompts:
                 break
-            sequences = []
-            for sequence in answer(engine, prompts, index - 1, options):
-                sequences.append(sequence)
-                n_have += sequence.n_answer
-                report(n_have, options.n_tokens, f"shard {index - 1}, {len(sequences)} of {len(prompts)}")
+
+            def told(n_new: int, n_done: int, n: int = n_have, i: int = index, n_all: int = len(prompts)) -> None:
+                report(n + n_new, options.n_tokens, f"shard {i - 1}, {n_done} of {n_all}")
+
+            sequences, rows = answer(completer, prompts, index - 1, options, told)
+            if features is not None and rows is not None:
+                write_whole(features / f"{path.stem}.npy", lambda partial, r=rows: save_rows(partial, r))  # type: ignore[misc]
             lines = "".join(json.dumps(asdict(s), separators=(",", ":")) + "\n" for s in sequences)
             write_whole(path, lambda partial, text=lines: void(partial.write_text(text, encoding="utf-8")))  # type: ignore[misc]
         n_have = count_answer_tokens(folder)
@@ -133,16 +134,39 @@ def generate_data(target: Path, folder: Path, options: DataOptions, report: Repo
 
 
 def answer(
-    engine: Engine, prompts: Sequence[tuple[str, list[int]]], index: int, options: DataOptions
-) -> Iterator[Sequence_]:
-    """The target's answers to (kind, prompt tokens), in order."""
+    completer: Completer,
+    prompts: Sequence[tuple[str, list[int]]],
+    index: int,
+    options: DataOptions,
+    told: Callable[[int, int], None],
+) -> tuple[list[Sequence_], list[Rows] | None]:
+    """The target's answers to (kind, prompt tokens) in order, and their features if the completer gives them."""
     rng = random.Random(f"{options.seed}/{index}/answers")  # noqa: S311
-    running: list[tuple[str, float, Generation]] = []
-    for kind, tokens in prompts:
-        temperature = 0.0 if rng.random() < options.greedy_share else ANSWER_TEMPERATURE
-        sampling = SamplingOptions(temperature=temperature, seed=rng.getrandbits(31))
-        generation = engine.generate(tokens, max_tokens=options.max_answer, sampling=sampling)
-        running.append((kind, temperature, generation))
-    for kind, temperature, generation in running:
-        generation.read()
-        yield Sequence_(kind, temperature, len(generation.prompt_tokens), generation.prompt_tokens + generation.tokens)
+    jobs = [
+        Job(
+            tokens,
+            options.max_answer,
+            temperature=0.0 if rng.random() < options.greedy_share else ANSWER_TEMPERATURE,
+            seed=rng.getrandbits(31),
+        )
+        for _, tokens in prompts
+    ]
+    done: dict[int, Completion] = {}
+    n_new = 0
+    for completion in completer.run(jobs):
+        done[completion.index] = completion
+        n_new += len(completion.tokens) - len(jobs[completion.index].tokens)
+        told(n_new, len(done))
+    sequences = [
+        Sequence_(kind, job.temperature, len(job.tokens), done[i].tokens)
+        for i, ((kind, _), job) in enumerate(zip(prompts, jobs, strict=True))
+    ]
+    rows = [done[i].features for i in range(len(jobs))]
+    given = [r for r in rows if r is not None]
+    return sequences, given if len(given) == len(rows) else None
+
+
+def save_rows(path: Path, rows: Sequence[Rows]) -> None:
+    """Write one array, as ``.npy`` whatever the file's suffix."""
+    with path.open("wb") as file:
+        np.save(file, np.concatenate(rows))

@@ -12,12 +12,12 @@ import numpy.typing as npt
 import torch
 
 from dspine_local import _native
-from dspine_local.train.data import Report, Sequence_, complete_shards, read_shard
+from dspine_local.train.data import Report, Sequence_, complete_shards, read_shard, save_rows
 from dspine_local.train.shards import claim, write_json, write_whole
-from dspine_local.train.torch_target import TorchTarget, is_supported
+from dspine_local.train.torch_target import FLOAT16_MAX, TorchTarget, is_supported
 from dspine_local.train.weights import TargetWeights
 
-FLOAT16_MAX = 65504.0
+
 SCALES_FILE = "scales.json"
 
 
@@ -86,17 +86,14 @@ def make_features(
     for i, shard in enumerate(shards):
         path = feature_path(folder, shard)
         report(i, len(shards), shard.stem)
-        if path.exists():
-            continue
         with claim(path) as mine:
-            if not mine or path.exists():
-                continue
-            sequences = read_shard(shard)
-            if reader is None:
-                reader = _make_reader(target, taps, n_threads, device, use_torch)
-            write_whole(path, lambda partial, s=sequences, r=reader: _write(partial, s, r))  # type: ignore[misc]
-            if not (folder / SCALES_FILE).exists():
-                write_json(folder / SCALES_FILE, {"taps": list(taps), "rms": tap_scales(sequences, path, len(taps))})
+            if mine and not path.exists():
+                if reader is None:
+                    reader = _make_reader(target, taps, n_threads, device, use_torch)
+                write_whole(path, lambda partial, s=read_shard(shard), r=reader: _write(partial, s, r))  # type: ignore[misc]
+        if not (folder / SCALES_FILE).exists() and path.exists():
+            rms = tap_scales(read_shard(shard), path, len(taps))
+            write_json(folder / SCALES_FILE, {"taps": list(taps), "rms": rms})
     report(len(shards), len(shards), "")
     return len(shards)
 
@@ -130,8 +127,7 @@ def _write(path: Path, sequences: Sequence[Sequence_], reader: FeatureReader | T
         taps, hidden = reader.read(sequence.tokens)
         # The first token's activations are a thousand times the others', beyond float16 in some models.
         parts.append(np.clip(np.concatenate([taps, hidden], axis=1), -FLOAT16_MAX, FLOAT16_MAX).astype(np.float16))
-    with path.open("wb") as file:  # np.save would add a suffix to a path
-        np.save(file, np.concatenate(parts))
+    save_rows(path, parts)
 
 
 def tap_scales(sequences: Sequence[Sequence_], path: Path, n_taps: int) -> list[float]:
@@ -140,7 +136,7 @@ def tap_scales(sequences: Sequence[Sequence_], path: Path, n_taps: int) -> list[
     width = rows.shape[1] // (n_taps + 1)
     total, n_rows, first = np.zeros(n_taps), 0, 0
     for sequence in sequences:
-        part = rows[first + sequence.answer_start : first + len(sequence.tokens), : n_taps * width].astype(np.float64)
+        part = rows[first + sequence.answer_start : first + len(sequence.tokens) - 1, : n_taps * width].astype(np.float64)
         total += (part.reshape(len(part), n_taps, width) ** 2).mean(axis=2).sum(axis=0)
         n_rows += len(part)
         first += len(sequence.tokens)

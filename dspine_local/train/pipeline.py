@@ -7,13 +7,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dspine_local._native import vocab_sha256
+from dspine_local.engine import Engine
+from dspine_local.options import EngineOptions
 from dspine_local.train.acceptance import Acceptance
-from dspine_local.train.data import DataOptions, Report, complete_shards, generate_data
+from dspine_local.train.complete import Completer, EngineCompleter
+from dspine_local.train.data import DataOptions, Report, complete_shards, count_answer_tokens, generate_data
 from dspine_local.train.features import default_taps, make_features
 from dspine_local.train.options import TrainOptions
+from dspine_local.train.prompts import GivenPrompts, PromptSource, SelfPrompts
 from dspine_local.train.shape import DrafterShape, shape_for_target
 from dspine_local.train.shards import read_json, write_json
+from dspine_local.train.torch_generate import TorchGenerator
+from dspine_local.train.torch_target import TorchTarget
 from dspine_local.train.trainer import CHECKPOINT, Trainer
 from dspine_local.train.weights import TargetWeights
 
@@ -43,12 +51,20 @@ class DrafterOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineOptions:
-    """Everything that one command needs; the folder keeps what was made with which options."""
+    """Everything that one command needs; the folder keeps what was made with which options.
+
+    Args:
+        run: Name of the run's folder in ``out``; None is the drafter's kind.
+        device: Of PyTorch: ``"cpu"`` or ``"cuda"``.
+        backend: What answers and gives features: ``"native"`` (llama.cpp, every architecture that can be tapped), or
+            ``"torch"`` (llama and qwen3: both at once).
+    """
 
     target: Path
     out: Path
     run: str | None = None
     device: str = "cpu"
+    backend: str = "native"
     data: DataOptions = field(default_factory=DataOptions)
     drafter: DrafterOptions = field(default_factory=DrafterOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
@@ -63,19 +79,55 @@ def run_data(options: PipelineOptions, report: Report) -> int:
     """The data stage; answer tokens in all."""
     folder = options.out / "data"
     made_with = {name: value for name, value in asdict(options.data).items() if name not in FREE}
-    _same_options(folder / "options.json", {**made_with, "target": _identity(options.target)})
-    return generate_data(options.target, folder, options.data, report)
+    identity = {"target": _identity(options.target), "backend": options.backend}
+    _same_options(folder / "options.json", made_with | identity)
+    if count_answer_tokens(folder) >= options.data.n_tokens:
+        return count_answer_tokens(folder)
+    per_slot = options.data.max_prompt + options.data.max_answer + 32
+    n_slots = options.data.n_parallel
+    by_torch = options.backend == "torch"
+    # The engine also tokenizes; answering by PyTorch it needs no room.
+    engine = Engine(
+        options.target,
+        None,
+        EngineOptions(
+            n_ctx=64 if by_torch else per_slot * n_slots,
+            n_parallel=1 if by_torch else n_slots,
+            n_threads=options.data.n_threads,
+        ),
+    )
+    completer: Completer = EngineCompleter(engine)
+    features = None
+    if by_torch:
+        features = _features_folder(options)
+        if options.data.n_threads:
+            torch.set_num_threads(options.data.n_threads)
+        torch_target = TorchTarget(TargetWeights(options.target), options.device)
+        ends = {token for token in range(engine.target.n_vocab) if engine.target.is_end_of_generation(token)}
+        completer = TorchGenerator(torch_target, ends, n_slots, per_slot, resolve_taps(options))
+    sizes = {"n_prompts": options.data.shard_size, "max_prompt": options.data.max_prompt}
+    source: PromptSource
+    if options.data.prompts is None:
+        source = SelfPrompts(completer, engine.tokenizer, seed=options.data.seed, **sizes)
+    else:
+        source = GivenPrompts(options.data.prompts, engine.tokenizer, **sizes)
+    return generate_data(completer, source, folder, options.data, report, features)
 
 
 def run_features(options: PipelineOptions, report: Report) -> int:
     """The features stage; shards with features."""
-    folder, data = options.out / "features", options.out / "data"
+    folder, data = _features_folder(options), options.out / "data"
     if not complete_shards(data):
         raise FileNotFoundError(f"no data in '{data}', expected shards of the data stage")
-    taps = resolve_taps(options)
-    _same_options(folder / "options.json", {"target": _identity(options.target), "taps": list(taps)})
     return make_features(
-        options.target, data, folder, taps, report, n_threads=options.data.n_threads, device=options.device
+        options.target,
+        data,
+        folder,
+        resolve_taps(options),
+        report,
+        n_threads=options.data.n_threads,
+        device=options.device,
+        use_torch=options.backend == "torch",
     )
 
 
@@ -132,6 +184,13 @@ def default_mask(target: TargetWeights) -> int:
     template = target.key("tokenizer.chat_template", "", prefixed=False)
     control = [i for i, kind in enumerate(types) if kind == 3 and i not in used and tokens[i] not in template]
     return control[-1] if control else 0
+
+
+def _features_folder(options: PipelineOptions) -> Path:
+    folder = options.out / "features"
+    made_with = {"target": _identity(options.target), "taps": list(resolve_taps(options)), "backend": options.backend}
+    _same_options(folder / "options.json", made_with)
+    return folder
 
 
 def _identity(target: Path) -> str:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from dspine_local.chat_template import render_chat
-from dspine_local.engine import Engine
-from dspine_local.options import SamplingOptions
+from dspine_local.tokenizer import Tokenizer
+from dspine_local.train.complete import Completer, Job
 from dspine_local.train.openings import KINDS
-
-if TYPE_CHECKING:
-    from dspine_local.train.data import DataOptions
 
 MARK = "\u2063user text\u2063"
 MIN_CHARACTERS = 12
@@ -23,17 +20,29 @@ TEXT_KEYS = ("prompt", "question", "text", "instruction")
 Prompts = list[tuple[str, list[int]]]
 
 
-class SelfPrompts:
-    """Prompts that the target makes up at temperature 1 behind its chat template's user prefix."""
+class PromptSource(Protocol):
+    """Where a shard's prompts come from."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        template = engine.tokenizer.chat_template
-        if template is None:
+    def make(self, index: int) -> Prompts:
+        """(category, tokens) of shard ``index``; none when there are no more."""
+
+
+class SelfPrompts:
+    """Prompts that the target makes up at temperature 1 behind its chat template's user prefix.
+
+    Args:
+        n_prompts: Per shard, at most; ``max_prompt`` is the longest, in tokens.
+    """
+
+    def __init__(
+        self, completer: Completer, tokenizer: Tokenizer, *, n_prompts: int, max_prompt: int, seed: int
+    ) -> None:
+        self._completer, self._tokenizer = completer, tokenizer
+        self._n_prompts, self._max_prompt, self._seed = n_prompts, max_prompt, seed
+        if tokenizer.chat_template is None:
             raise ValueError("the target has no chat template to make prompts with: give a file with --prompts")
-        tokenizer = engine.tokenizer
         text = render_chat(
-            template,
+            tokenizer.chat_template,
             [{"role": "user", "content": MARK}],
             bos_token=tokenizer.bos_text,
             eos_token=tokenizer.eos_text,
@@ -41,47 +50,49 @@ class SelfPrompts:
         )
         self._prefix = text.split(MARK)[0]
 
-    def make(self, index: int, options: DataOptions) -> Prompts:
+    def make(self, index: int) -> Prompts:
         """The prompts of shard ``index``: whole, different, printable."""
-        rng = random.Random(f"{options.seed}/{index}/prompts")  # noqa: S311
-        running = []
-        for i in range(options.shard_size * 5 // 4):
-            kind = list(KINDS)[i % len(KINDS)]
-            opening = rng.choice(KINDS[kind])
-            sampling = SamplingOptions(
-                temperature=1.0, top_k=100, top_p=0.98, min_p=0.0, seed=rng.getrandbits(31)
-            )
-            generation = self._engine.generate(
-                self._prefix + opening, max_tokens=options.max_prompt // 2, sampling=sampling
-            )
-            running.append((kind, opening, generation))
+        rng = random.Random(f"{self._seed}/{index}/prompts")  # noqa: S311
+        kinds = list(KINDS)
+        openings = [(kinds[i % len(kinds)], rng.choice(KINDS[kinds[i % len(kinds)]])) for i in range(self._n_tries())]
+        prefixes = [self._tokenizer.encode(self._prefix + opening) for _, opening in openings]
+        jobs = [
+            Job(prefix, self._max_prompt // 2, temperature=1.0, seed=rng.getrandbits(31), top_k=100, top_p=0.98)
+            for prefix in prefixes
+        ]
+        made: list[tuple[str, str] | None] = [None] * len(jobs)
+        for completion in self._completer.run(jobs):
+            if completion.ended:
+                kind, opening = openings[completion.index]
+                text = opening + self._tokenizer.decode(completion.tokens[len(prefixes[completion.index]) :])
+                made[completion.index] = (kind, text.strip())
         prompts: Prompts = []
         seen = set()
-        for kind, opening, generation in running:
-            generation.read()
-            text = (opening + generation.text).strip()
+        for kind, text in (prompt for prompt in made if prompt is not None):
             key = " ".join(text.lower().split())
-            if generation.finish_reason != "stop" or key in seen or not is_sound(text):
-                continue
-            seen.add(key)
-            prompts.append((kind, self._engine.tokenizer.encode_chat([{"role": "user", "content": text}])))
-        return [p for p in prompts if len(p[1]) <= options.max_prompt][: options.shard_size]
+            tokens = self._tokenizer.encode_chat([{"role": "user", "content": text}])
+            if key not in seen and is_sound(text) and len(tokens) <= self._max_prompt:
+                seen.add(key)
+                prompts.append((kind, tokens))
+        return prompts[: self._n_prompts]
+
+    def _n_tries(self) -> int:
+        """More than wanted: about a fifth has no end, or is no good."""
+        return self._n_prompts * 5 // 4
 
 
 class GivenPrompts:
     """Prompts of a file: text with one per line, or JSONL with ``prompt`` (and perhaps ``category``)."""
 
-    def __init__(self, engine: Engine, path: Path) -> None:
-        self._engine = engine
+    def __init__(self, path: Path, tokenizer: Tokenizer, *, n_prompts: int, max_prompt: int) -> None:
+        self._tokenizer, self._n_prompts, self._max_prompt = tokenizer, n_prompts, max_prompt
         self._prompts = read_prompts(path)
 
-    def make(self, index: int, options: DataOptions) -> Prompts:
+    def make(self, index: int) -> Prompts:
         """The prompts of shard ``index``; none when the file is used up."""
-        part = self._prompts[index * options.shard_size : (index + 1) * options.shard_size]
-        encoded = [
-            (kind, self._engine.tokenizer.encode_chat([{"role": "user", "content": text}])) for kind, text in part
-        ]
-        return [p for p in encoded if len(p[1]) <= options.max_prompt]
+        part = self._prompts[index * self._n_prompts : (index + 1) * self._n_prompts]
+        encoded = [(kind, self._tokenizer.encode_chat([{"role": "user", "content": text}])) for kind, text in part]
+        return [p for p in encoded if len(p[1]) <= self._max_prompt]
 
 
 def is_sound(text: str) -> bool:

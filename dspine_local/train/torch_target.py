@@ -6,7 +6,7 @@ Architectures ``llama`` and ``qwen3``; others go through llama.cpp (features.py)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 from dspine_local.train.weights import TargetWeights
 
 ARCHITECTURES = ("llama", "qwen3")
+FLOAT16_MAX = 65504.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,19 @@ def _head_dim(weights: TargetWeights) -> int:
     return int(weights.key("attention.key_length", weights.key("embedding_length") // weights.key("attention.head_count")))
 
 
+@dataclass
+class KvCache:
+    """Keys and values per layer, [slots, KV heads, positions, head_dim]; ``slot`` is where ``read`` writes."""
+
+    k: list[Tensor]
+    v: list[Tensor]
+    slot: int = 0
+
+
+# (layer, queries, keys, values), each [B, heads, n, head_dim], to [B, heads, n, head_dim].
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
 class TorchTarget:
     """The forward pass of a target.
 
@@ -78,6 +92,7 @@ class TorchTarget:
         self._inv_freq = inv_freq.to(device)
         self.embedding = load("token_embd.weight")
         self.output_norm = load("output_norm.weight")
+        self.head = load("output.weight") if weights.has("output.weight") else self.embedding
         self.layers = []
         for il in range(self.n_layers):
             blk = f"blk.{il}."
@@ -98,48 +113,98 @@ class TorchTarget:
             )
 
     @torch.no_grad()
-    def read(self, tokens: Tensor, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def read(self, tokens: Tensor, taps: Sequence[int], keep: KvCache | None = None) -> tuple[Tensor, Tensor]:
         """Tapped layer outputs [B, n, T * D] and hidden states behind the output norm [B, n, D].
 
         Args:
             tokens: Token ids [B, n]; shorter sequences are padded on the right with anything.
             taps: Layer outputs, numbered from 0.
+            keep: Where keys and values of a single sequence go, for ``step`` to continue from.
         """
         n = tokens.shape[1]
-        angle = torch.arange(n, device=self.device, dtype=torch.float64)[:, None] * self._inv_freq
-        cos, sin = angle.cos().to(self.dtype), angle.sin().to(self.dtype)
+        cos, sin = self._angles(torch.arange(n, device=self.device))
+
+        def attend(il: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if keep is not None:
+                keep.k[il][keep.slot, :, :n], keep.v[il][keep.slot, :, :n] = k[0], v[0]
+            groups = self.n_heads // self.n_heads_kv
+            k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / math.sqrt(self.head_dim))
+
+        return self._forward(tokens, cos, sin, taps, attend)
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int], cache: KvCache) -> tuple[Tensor, Tensor]:
+        """One more token of every sequence: the same as ``read``, for [B, 1].
+
+        Args:
+            tokens: Token ids [B].
+            lengths: Positions that each sequence has in the cache [B].
+        """
+        cos, sin = self._angles(lengths[:, None])
+        n_batch, n_keys = len(tokens), int(lengths.max()) + 1
+        mask = (torch.arange(n_keys, device=self.device) <= lengths[:, None])[:, None, None]
+        every = torch.arange(n_batch, device=self.device)
+
+        def attend(il: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            cache.k[il][every, :, lengths], cache.v[il][every, :, lengths] = k[:, :, 0], v[:, :, 0]
+            # The heads that share keys are queries of one head: nothing is repeated.
+            q = q.view(n_batch, self.n_heads_kv, -1, self.head_dim)
+            out = F.scaled_dot_product_attention(
+                q,
+                cache.k[il][:, :, :n_keys],
+                cache.v[il][:, :, :n_keys],
+                attn_mask=mask.expand(-1, -1, q.shape[2], -1),
+                scale=1 / math.sqrt(self.head_dim),
+            )
+            return out.reshape(n_batch, self.n_heads, 1, self.head_dim)
+
+        return self._forward(tokens[:, None], cos, sin, taps, attend)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of hidden states [..., D], float32 [..., V]."""
+        return (hidden @ self.head.T).float()
+
+    def new_cache(self, n_slots: int, n_positions: int) -> KvCache:
+        """Room for keys and values."""
+        shape = (n_slots, self.n_heads_kv, n_positions, self.head_dim)
+        k, v = ([torch.zeros(shape, device=self.device, dtype=self.dtype) for _ in self.layers] for _ in "kv")
+        return KvCache(k, v)
+
+    def _forward(
+        self, tokens: Tensor, cos: Tensor, sin: Tensor, taps: Sequence[int], attend: Attend
+    ) -> tuple[Tensor, Tensor]:
         x = self.embedding[tokens]
         kept = {}
         for il, layer in enumerate(self.layers):
-            x = x + self._attend(layer, self._norm(x, layer.attn_norm), cos, sin)
+            q, k, v = self._project(layer, self._norm(x, layer.attn_norm), cos, sin)
+            x = x + attend(il, q, k, v).transpose(1, 2).flatten(2) @ layer.o.T
             gate, up = (self._norm(x, layer.ffn_norm) @ layer.gate_up.T).chunk(2, dim=-1)
             x = x + (F.silu(gate) * up) @ layer.down.T
             if il in taps:
                 kept[il] = x
-        return torch.cat([kept[tap] for tap in taps], dim=-1), self._norm(x, self.output_norm)
+        tapped = torch.cat([kept[tap] for tap in taps], dim=-1) if taps else x[..., :0]
+        return tapped, self._norm(x, self.output_norm)
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angle = positions[..., None].double() * self._inv_freq
+        return angle.cos().to(self.dtype)[..., None, :], angle.sin().to(self.dtype)[..., None, :]
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x.float(), (x.shape[-1],), weight.float(), self.eps).to(x.dtype)
 
-    def _attend(self, layer: _Layer, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        n_batch, n = h.shape[:2]
+    def _project(self, layer: _Layer, h: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [B, heads, n, head_dim]."""
 
         def heads(matrix: Tensor, n_heads: int) -> Tensor:
-            return (h @ matrix.T).view(n_batch, n, n_heads, self.head_dim)
+            return (h @ matrix.T).view(*h.shape[:2], n_heads, self.head_dim)
 
         q, k, v = heads(layer.q, self.n_heads), heads(layer.k, self.n_heads_kv), heads(layer.v, self.n_heads_kv)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
-        groups = self.n_heads // self.n_heads_kv
-        q, k, v = (
-            part.transpose(1, 2).repeat_interleave(times, dim=1)
-            for part, times in ((self._rotate(q, cos, sin), 1), (self._rotate(k, cos, sin), groups), (v, groups))
-        )
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / math.sqrt(self.head_dim))
-        return out.transpose(1, 2).reshape(n_batch, n, -1) @ layer.o.T
+        return self._rotate(q, cos, sin).transpose(1, 2), self._rotate(k, cos, sin).transpose(1, 2), v.transpose(1, 2)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        cos, sin = cos[:, None], sin[:, None]
         if self._neighbours:
             a, b = x[..., 0::2], x[..., 1::2]
             return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
