@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
 from dspine_local.train.batch import Batch
-from dspine_local.train.model import Drafter
+from dspine_local.train.model import EPS, Drafter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +67,15 @@ def frequent_tokens(counts: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def token_losses(logits: Tensor, teacher: Tensor, index: Tensor, objective: Objective, l1_share: float) -> Tensor:
-    """Loss of every row. ``logits`` and ``teacher`` [n, V'], ``index`` [n] the label's place."""
+    """Loss of every row. ``logits`` and ``teacher`` [n, V'], the second as probabilities; ``index`` [n] the label's place.
+
+    KL is given up to the teacher's entropy, which has no gradient.
+    """
     log_q = F.log_softmax(logits, dim=-1)
-    log_p = F.log_softmax(teacher, dim=-1)
-    p = log_p.exp()
     loss = -objective.ce * log_q.gather(1, index[:, None])[:, 0]
-    loss = loss + objective.kl * (p * (log_p - log_q)).sum(dim=-1)
+    loss = loss - objective.kl * torch.linalg.vecdot(teacher, log_q)
     if l1_share > 0:
-        loss = loss + l1_share * objective.l1 * (p - log_q.exp()).abs().sum(dim=-1)
+        loss = loss + l1_share * objective.l1 * (teacher - log_q.exp()).abs().sum(dim=-1)
     return loss
 
 
@@ -125,8 +126,9 @@ def block_loss(
     labels = batch.labels.flatten()[used]
     index = subset.index(labels)
     part = head[subset.tokens]
-    teacher_hidden = batch.teacher.flatten(0, 2)[used]
-    teacher = (teacher_hidden @ part.T).float() + subset.correction
+    with torch.no_grad():
+        teacher_hidden = batch.teacher.flatten(0, 2)[used]
+        teacher = torch.softmax((teacher_hidden @ part.T).float() + subset.correction, dim=-1)
     hidden = out.hidden[:, :, 1:].flatten(0, 2)[used]
     logits = (hidden @ part.T).float() + subset.correction
     base = (token_losses(logits, teacher, index, objective, l1_share) * weight).sum()
@@ -147,10 +149,11 @@ def block_loss(
             found = (candidates == index[:, None]).any(dim=-1)
             candidates[~found, -1] = index[~found]
             place = (candidates == index[:, None]).float().argmax(dim=-1)
-            tokens = subset.tokens[candidates]
-            teacher_scores = teacher.gather(1, candidates)
-        scores = torch.einsum("nd,nkd->nk", u, head[tokens]).float()
-        refined = (token_losses(scores, teacher_scores, place, objective, l1_share) * weight).sum()
+            narrowed = teacher.gather(1, candidates)
+            narrowed = narrowed / narrowed.sum(dim=-1, keepdim=True).clamp_min(EPS)
+        # One product with all of the subset is cheaper than picking K rows of it for every slot.
+        scores = (u @ part.T).gather(1, candidates).float()
+        refined = (token_losses(scores, narrowed, place, objective, l1_share) * weight).sum()
         align = torch.zeros((), device=weight.device)
         target_codes = drafter.transfer_codes[labels]
         for il, y in enumerate(out.post):

@@ -149,9 +149,8 @@ class Trainer:
             optimizer.step()
         share = options.average_share(step)
         with torch.no_grad():
-            state = self.drafter.state_dict()
-            for name, value in self.average.items():
-                value.lerp_(state[name], 1 - share)
+            for name, value in self.drafter.named_parameters():
+                self.average[name].lerp_(value, 1 - share)
         return {**parts.values, "norm": norm}
 
     def _draw(self, rng: np.random.Generator) -> Batch:
