@@ -118,7 +118,7 @@ def test_evaluate_counts_every_prompt(models: tuple[Path, Path]) -> None:
     assert tiny.skipped + sum(c.n_prompts for c in tiny.categories) == 8
 
 
-def test_command(models: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(models: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     target, drafter = map(str, models)
     arguments = ["eval", "-m", target, "-md", drafter, "--prompts", str(OWN_PROMPTS), "--limit", "1", "-n", "8"]
     assert main([*arguments, "--json"]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from dspine_local.train.pipeline import (  # noqa: E402
 from dspine_local.train.torch_target import TorchTarget  # noqa: E402
 from dspine_local.train.weights import TargetWeights  # noqa: E402
 
-WORDS = "the ring on there when other words about what can they said how many will out".split()
+WORDS = ("the", "ring", "on", "there", "when", "other", "words", "about", "what", "can", "they", "said", "how")
 
 
 def silent(_done: int, _total: int, _label: str) -> None:
@@ -147,8 +148,6 @@ def test_resumed_equals_uninterrupted(prepared: PipelineOptions) -> None:
     def stop_at_13(done: int, _total: int, _label: str) -> None:
         if done == 13:
             signal.raise_signal(signal.SIGINT)
-
-    import signal
 
     with pytest.raises(KeyboardInterrupt):
         run_training(parts, stop_at_13)

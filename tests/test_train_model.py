@@ -56,9 +56,7 @@ def test_golden_arrays(golden_case: Path) -> None:
         found = {
             "pre_injection": torch.stack(out.pre)[:, 0, 0],
             "post_injection": torch.stack(out.post)[:, 0, 0],
-            "layer_features": torch.stack(
-                [drafter.injection.read(il, y[0, 0]) for il, y in enumerate(out.post)]
-            ),
+            "layer_features": torch.stack([drafter.injection.read(il, y[0, 0]) for il, y in enumerate(out.post)]),
             "final_hidden": out.hidden[0, 0],
             "logits": logits,
             "scores": torch.einsum("jtd,jcd->jtc", u, head[candidates]),

@@ -90,7 +90,7 @@ def load_prompts(path: Path, *, limit: int | None = None) -> list[Prompt]:
     """Read prompts: one JSONL file, or every ``*.jsonl`` of a folder.
 
     Files are told apart by their keys: GSM8K, MATH-500, HumanEval, MBPP, LiveCodeBench, MT-Bench, Arena-Hard, or
-    ``{"prompt": ..., "category": ...}``. A benchmark is one category; ours are in their ``category`` or the file's name.
+    ``{"prompt": ..., "category": ...}``. A benchmark is one category; ours name theirs, or are the file's.
 
     Args:
         limit: Prompts of each category at most: the first ones.
@@ -128,7 +128,9 @@ def _read_line(file: Path, number: int, line: str) -> Prompt:
                 try:
                     turns = form.turns(row)
                 except (KeyError, TypeError, AttributeError) as error:
-                    raise ModelFormatError(f"{where} looks like {form.name}, but could not be read: {error!r}") from error
+                    raise ModelFormatError(
+                        f"{where} looks like {form.name}, but could not be read: {error!r}"
+                    ) from error
                 if not turns or not all(isinstance(turn, str) and turn for turn in turns):
                     raise ModelFormatError(f"{where} has an empty prompt")
                 return Prompt(str(row.get("category", file.stem)) if form.name == "own" else form.name, turns)

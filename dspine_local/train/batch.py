@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspine_local.train.data import Sequence_
+from dspine_local.train.data import Conversation
 from dspine_local.train.features import FeatureSet, Row
 
 HELD_OUT_EVERY = 48
@@ -48,7 +48,7 @@ def epoch_order(indices: Sequence[int], seed: int, epoch: int) -> list[int]:
     return [indices[i] for i in np.random.default_rng([seed, 1, epoch]).permutation(len(indices))]
 
 
-def draw_anchors(sequence: Sequence_, n_anchors: int, rng: np.random.Generator) -> list[int]:
+def draw_anchors(sequence: Conversation, n_anchors: int, rng: np.random.Generator) -> list[int]:
     """Different positions inside the answer with at least one token behind, in order."""
     first, last = sequence.answer_start, len(sequence.tokens) - 2
     n_available = last - first + 1

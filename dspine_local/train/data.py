@@ -25,7 +25,7 @@ Rows = npt.NDArray[np.float16]
 
 
 @dataclass(frozen=True)
-class Sequence_:
+class Conversation:
     """One conversation: prompt and answer tokens; the answer begins at ``answer_start``."""
 
     kind: str
@@ -71,10 +71,10 @@ class DataOptions:
             raise ValueError(f"greedy_share = {self.greedy_share}, expected 0 to 1")
 
 
-def read_shard(path: Path) -> list[Sequence_]:
+def read_shard(path: Path) -> list[Conversation]:
     """The conversations of a shard."""
     with path.open(encoding="utf-8") as lines:
-        return [Sequence_(**json.loads(line)) for line in lines]
+        return [Conversation(**json.loads(line)) for line in lines]
 
 
 def shard_path(folder: Path, index: int) -> Path:
@@ -139,7 +139,7 @@ def answer(
     index: int,
     options: DataOptions,
     told: Callable[[int, int], None],
-) -> tuple[list[Sequence_], list[Rows] | None]:
+) -> tuple[list[Conversation], list[Rows] | None]:
     """The target's answers to (kind, prompt tokens) in order, and their features if the completer gives them."""
     rng = random.Random(f"{options.seed}/{index}/answers")  # noqa: S311
     jobs = [
@@ -158,7 +158,7 @@ def answer(
         n_new += len(completion.tokens) - len(jobs[completion.index].tokens)
         told(n_new, len(done))
     sequences = [
-        Sequence_(kind, job.temperature, len(job.tokens), done[i].tokens)
+        Conversation(kind, job.temperature, len(job.tokens), done[i].tokens)
         for i, ((kind, _), job) in enumerate(zip(prompts, jobs, strict=True))
     ]
     rows = [done[i].features for i in range(len(jobs))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,10 @@ import numpy.typing as npt
 import torch
 
 from dspine_local import _native
-from dspine_local.train.data import Report, Sequence_, complete_shards, read_shard, save_rows
+from dspine_local.train.data import Conversation, Report, complete_shards, read_shard, save_rows
 from dspine_local.train.shards import claim, write_json, write_whole
 from dspine_local.train.torch_target import FLOAT16_MAX, TorchTarget, is_supported
 from dspine_local.train.weights import TargetWeights
-
 
 SCALES_FILE = "scales.json"
 
@@ -25,7 +25,7 @@ SCALES_FILE = "scales.json"
 class Row:
     """A sequence and its features: float16 [n_tokens, n_taps * D] and the teacher's final hidden states [.., D]."""
 
-    sequence: Sequence_
+    sequence: Conversation
     taps: npt.NDArray[np.float16]
     hidden: npt.NDArray[np.float16]
 
@@ -90,7 +90,7 @@ def make_features(
             if mine and not path.exists():
                 if reader is None:
                     reader = _make_reader(target, taps, n_threads, device, use_torch)
-                write_whole(path, lambda partial, s=read_shard(shard), r=reader: _write(partial, s, r))  # type: ignore[misc]
+                write_whole(path, partial(_write, conversations=read_shard(shard), reader=reader))
         if not (folder / SCALES_FILE).exists() and path.exists():
             rms = tap_scales(read_shard(shard), path, len(taps))
             write_json(folder / SCALES_FILE, {"taps": list(taps), "rms": rms})
@@ -121,22 +121,24 @@ class TorchReader:
         return taps[0].float().cpu().numpy(), hidden[0].float().cpu().numpy()
 
 
-def _write(path: Path, sequences: Sequence[Sequence_], reader: FeatureReader | TorchReader) -> None:
+def _write(path: Path, conversations: Sequence[Conversation], reader: FeatureReader | TorchReader) -> None:
     parts = []
-    for sequence in sequences:
-        taps, hidden = reader.read(sequence.tokens)
+    for conversation in conversations:
+        taps, hidden = reader.read(conversation.tokens)
         # The first token's activations are a thousand times the others', beyond float16 in some models.
         parts.append(np.clip(np.concatenate([taps, hidden], axis=1), -FLOAT16_MAX, FLOAT16_MAX).astype(np.float16))
     save_rows(path, parts)
 
 
-def tap_scales(sequences: Sequence[Sequence_], path: Path, n_taps: int) -> list[float]:
+def tap_scales(sequences: Sequence[Conversation], path: Path, n_taps: int) -> list[float]:
     """Root mean square of every tap over answer positions."""
     rows = np.load(path, mmap_mode="r")
     width = rows.shape[1] // (n_taps + 1)
     total, n_rows, first = np.zeros(n_taps), 0, 0
     for sequence in sequences:
-        part = rows[first + sequence.answer_start : first + len(sequence.tokens) - 1, : n_taps * width].astype(np.float64)
+        part = rows[first + sequence.answer_start : first + len(sequence.tokens) - 1, : n_taps * width].astype(
+            np.float64
+        )
         total += (part.reshape(len(part), n_taps, width) ** 2).mean(axis=2).sum(axis=0)
         n_rows += len(part)
         first += len(sequence.tokens)
@@ -162,7 +164,7 @@ class FeatureSet:
         if not self.shards or not (folder / SCALES_FILE).exists():
             raise FileNotFoundError(f"no features in '{folder}', expected those of the features stage")
         self.taps, self.scales = read_scales(folder)
-        self._sequences: list[Sequence_] = []
+        self._sequences: list[Conversation] = []
         self._places: list[tuple[int, int]] = []
         self._files = []
         for i, name in enumerate(self.shards):
@@ -179,7 +181,7 @@ class FeatureSet:
         return len(self._sequences)
 
     @property
-    def sequences(self) -> list[Sequence_]:
+    def sequences(self) -> list[Conversation]:
         """All sequences, in the order of their numbers."""
         return self._sequences
 

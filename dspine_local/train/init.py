@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dspine_local.train.codes import token_codes
-from dspine_local.train.model import Drafter
+from dspine_local.train.model import Drafter, RMSNorm
 from dspine_local.train.weights import TargetWeights
 
 INIT_STD = 0.02
@@ -33,7 +33,7 @@ def initialize(drafter: Drafter, target: TargetWeights, seed: int, *, from_targe
             parameter.normal_(0.0, INIT_STD, generator=generator)
         elif not name.endswith("bias"):
             parameter.fill_(1.0)
-    for layer in drafter.layers:
+    for layer in drafter.each_layer():
         for matrix in (layer.self_attn.o_proj, layer.mlp.down_proj):
             matrix.weight.mul_((2 * shape.n_layers) ** -0.5)
     # Every tap starts with the same say.
@@ -46,9 +46,11 @@ def initialize(drafter: Drafter, target: TargetWeights, seed: int, *, from_targe
     if shape.injection:
         codes, directions = token_codes(target.head, shape.rank)
         drafter.transfer_codes.copy_(torch.from_numpy(codes))
-        for readout, write in zip(drafter.injection.readouts, drafter.injection.writes, strict=True):
-            readout.weight.copy_(torch.from_numpy(directions.T.copy()))
-            write.weight.zero_()
+        for name, parameter in drafter.injection.named_parameters():
+            if name.startswith("readouts."):
+                parameter.copy_(torch.from_numpy(directions.T.copy()))
+            elif name.startswith("writes."):
+                parameter.zero_()
         drafter.injection.predecessor_gate.weight.zero_()
 
 
@@ -57,9 +59,9 @@ def _tensor(target: TargetWeights, name: str) -> Tensor:
 
 
 def _copy_layer(drafter: Drafter, il: int, target: TargetWeights, source: int) -> None:
-    layer, blk = drafter.layers[il], f"blk.{source}."
+    layer, blk = drafter.each_layer()[il], f"blk.{source}."
     shape = drafter.shape
-    pairs = {
+    pairs: dict[str, RMSNorm | nn.Linear] = {
         "attn_norm": layer.input_layernorm,
         "attn_q": layer.self_attn.q_proj,
         "attn_k": layer.self_attn.k_proj,

@@ -43,10 +43,12 @@ class TokenSubset:
     Sampled tokens stand for all those not drawn: their logits are raised by log(others / drawn).
     """
 
-    def __init__(self, frequent: Tensor, rare: Tensor, labels: Tensor, n_sampled: int, rng: np.random.Generator) -> None:
+    def __init__(
+        self, frequent: Tensor, rare: Tensor, labels: Tensor, n_sampled: int, rng: np.random.Generator
+    ) -> None:
         n_sampled = min(n_sampled, len(rare))
         drawn = rare[torch.from_numpy(rng.choice(len(rare), size=n_sampled, replace=False)).to(rare.device)]
-        known = torch.cat([frequent, labels.flatten()]).unique()
+        known = torch.cat([frequent, labels.flatten()]).unique()  # type: ignore[no-untyped-call]
         drawn = drawn[~torch.isin(drawn, known)]
         self.tokens = torch.cat([known, drawn])
         self.correction = torch.zeros(len(self.tokens), device=known.device)
@@ -67,12 +69,13 @@ def frequent_tokens(counts: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def token_losses(logits: Tensor, teacher: Tensor, index: Tensor, objective: Objective, l1_share: float) -> Tensor:
-    """Loss of every row. ``logits`` and ``teacher`` [n, V'], the second as probabilities; ``index`` [n] the label's place.
+    """Loss of every row. ``logits`` and ``teacher`` [n, V'], the second as
+    probabilities; ``index`` [n] the label's place.
 
     KL is given up to the teacher's entropy, which has no gradient.
     """
     log_q = F.log_softmax(logits, dim=-1)
-    loss = -objective.ce * log_q.gather(1, index[:, None])[:, 0]
+    loss: Tensor = -objective.ce * log_q.gather(1, index[:, None])[:, 0]
     loss = loss - objective.kl * torch.linalg.vecdot(teacher, log_q)
     if l1_share > 0:
         loss = loss + l1_share * objective.l1 * (teacher - log_q.exp()).abs().sum(dim=-1)
@@ -137,7 +140,8 @@ def block_loss(
         values = {"loss_base": base.item(), "top1": (right * weight).sum().item()}
     total = base
     if shape.injection:
-        assert anchor_codes is not None and label_codes is not None
+        assert anchor_codes is not None
+        assert label_codes is not None
         predecessors = torch.cat([anchor_codes[:, :, None], label_codes[:, :, :-1]], dim=2)
         u = drafter.refine(
             out.pre[-1][:, :, 1:].flatten(0, 2)[used],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
@@ -73,9 +74,7 @@ class Attention(nn.Module):
         k = rope(self.k_norm(self.k_proj(x).view(parts)), positions)
         return k, self.v_proj(x).view(parts)
 
-    def forward(
-        self, x: Tensor, positions: Tensor, context: tuple[Tensor, Tensor], mask: Tensor, rope: Rope
-    ) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, context: tuple[Tensor, Tensor], mask: Tensor, rope: Rope) -> Tensor:
         """``x`` [B, n, D]; mask [B, 1, n, N + n] is true where a slot sees."""
         n_batch, n = x.shape[:2]
         groups = self.shape.n_heads // self.shape.n_heads_kv
@@ -116,9 +115,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_eps)
         self.mlp = Mlp(shape)
 
-    def forward(
-        self, x: Tensor, positions: Tensor, context: tuple[Tensor, Tensor], mask: Tensor, rope: Rope
-    ) -> Tensor:
+    def forward(self, x: Tensor, positions: Tensor, context: tuple[Tensor, Tensor], mask: Tensor, rope: Rope) -> Tensor:
         """Same shape as ``x``."""
         h = x + self.self_attn(self.input_layernorm(x), positions, context, mask, rope)
         out: Tensor = h + self.mlp(self.post_attention_layernorm(h))
@@ -141,13 +138,15 @@ class Injection(nn.Module):
     def read(self, il: int, y: Tensor) -> Tensor:
         """f = sqrt(r) * normalize(R y), float32."""
         f: Tensor = self.readouts[il](y).float()
-        return math.sqrt(f.shape[-1]) * f / f.norm(dim=-1, keepdim=True).clamp_min(EPS)
+        length = torch.linalg.vector_norm(f, dim=-1, keepdim=True)
+        scaled: Tensor = math.sqrt(f.shape[-1]) * f / length.clamp_min(EPS)
+        return scaled
 
     def write(self, il: int, y: Tensor, receiver: Tensor, predecessor: Tensor) -> Tensor:
         """``y`` with the predecessor's gated message, scaled by the size of ``y``."""
         receiver, predecessor = receiver.to(y.dtype), predecessor.to(y.dtype)
         gate = torch.sigmoid(self.receiver_gate(receiver) + self.predecessor_gate(predecessor) + self.bias)
-        scale = y.float().norm(dim=-1, keepdim=True) / math.sqrt(y.shape[-1])
+        scale = torch.linalg.vector_norm(y.float(), dim=-1, keepdim=True) / math.sqrt(y.shape[-1])
         out: Tensor = y + scale.to(y.dtype) * self.writes[il](gate * self.message(predecessor))
         return out
 
@@ -183,6 +182,10 @@ class Drafter(nn.Module):
             self.injection = Injection(shape)
             self.register_buffer("transfer_codes", torch.zeros(shape.vocab_size, shape.rank))
 
+    def each_layer(self) -> list[Layer]:
+        """The layers, with their type."""
+        return [cast(Layer, layer) for layer in self.layers]
+
     def code(self, tokens: Tensor) -> Tensor:
         """sqrt(r) times the tokens' codes."""
         return math.sqrt(self.shape.rank) * self.transfer_codes[tokens]
@@ -190,7 +193,7 @@ class Drafter(nn.Module):
     def context(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of every layer for committed features [B, N, T * D]."""
         c = self.hidden_norm(self.fc(features))
-        return [layer.self_attn.keys_values(c, positions, self.rope) for layer in self.layers]
+        return [layer.self_attn.keys_values(c, positions, self.rope) for layer in self.each_layer()]
 
     def forward(
         self,
@@ -227,7 +230,7 @@ class Drafter(nn.Module):
             for window in {self.shape.window(il) for il in range(self.shape.n_layers)}
         }
         out = BlockOutput(hidden=x, pre=[], post=[], readouts=[])
-        for il, layer in enumerate(self.layers):
+        for il, layer in enumerate(self.each_layer()):
             y = layer(x, positions, context[il], masks[self.shape.window(il)], self.rope)
             y = y.view(n_batch, n_anchors, n_slots, -1)
             out.pre.append(y)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 MATH = (
-    "What is the value of", "Solve for x:", "Solve the equation", "Calculate the", "If a train travels", "A store sells",
+    "What is the value of", "Solve for x:", "Solve the equation", "Calculate the", "If a train travels",
+    "A store sells",
     "Find the area of", "Find the perimeter of", "How many", "What is the probability that", "A farmer has", "Simplify",
     "What is the derivative of", "Explain how to compute", "John has", "Sarah bought", "A recipe needs", "Convert",
     "What is the sum of", "The price of", "A rectangle has", "What percentage of", "Find the average of", "Two numbers",
@@ -29,9 +30,11 @@ WRITING = (
     "Write a short story about", "Write a poem about", "Write an email to", "Write a letter", "Write an essay on",
     "Write a blog post about", "Write a product description for", "Write a speech", "Write a dialogue between",
     "Write a haiku", "Write a paragraph about", "Rewrite the following sentence", "Summarize the following text:",
-    "Write a review of", "Write a song about", "Write a news article", "Describe a character who", "Write an introduction",
+    "Write a review of", "Write a song about", "Write a news article", "Describe a character who",
+    "Write an introduction",
     "Edit the following paragraph", "Make this text more formal:", "Write a scene", "Create an outline for",
-    "Write a cover letter", "Write a description of", "Compose a message", "Continue this story:", "Write a thank-you note",
+    "Write a cover letter", "Write a description of", "Compose a message", "Continue this story:",
+    "Write a thank-you note",
     "Write an opening line", "Write a fairy tale", "Improve this sentence:",
 )  # fmt: skip
 

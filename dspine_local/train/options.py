@@ -50,7 +50,7 @@ class TrainOptions:
                 raise ValueError(f"{name} = {getattr(self, name)}, expected at least 1")
         if self.optimizer not in ("adamw", "muon"):
             raise ValueError(f"optimizer = {self.optimizer!r}, expected adamw or muon")
-        if not 0 < self.learning_rate:
+        if not self.learning_rate > 0:
             raise ValueError(f"learning_rate = {self.learning_rate}, expected more than 0")
 
     def rate(self, step: int) -> float:

@@ -17,8 +17,6 @@ from dspine_local.train.complete import Completion, Job
 from dspine_local.train.torch_target import FLOAT16_MAX, TorchTarget
 
 
-
-
 @dataclass
 class _Slot:
     index: int
@@ -67,7 +65,9 @@ class TorchGenerator:
     def _admit(self, i: int, index: int, job: Job) -> Iterator[Completion]:
         features = None
         self._cache.slot = i
-        taps, hidden = self._target.read(torch.tensor([job.tokens], device=self._target.device), self._taps, self._cache)
+        taps, hidden = self._target.read(
+            torch.tensor([job.tokens], device=self._target.device), self._taps, self._cache
+        )
         if self._keeps:
             width = taps.shape[-1] + hidden.shape[-1]
             features = torch.zeros(self._n_positions, width, dtype=torch.float16, device=self._target.device)

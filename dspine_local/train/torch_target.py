@@ -47,7 +47,9 @@ def is_supported(weights: TargetWeights) -> bool:
 
 
 def _head_dim(weights: TargetWeights) -> int:
-    return int(weights.key("attention.key_length", weights.key("embedding_length") // weights.key("attention.head_count")))
+    return int(
+        weights.key("attention.key_length", weights.key("embedding_length") // weights.key("attention.head_count"))
+    )
 
 
 @dataclass

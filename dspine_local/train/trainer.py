@@ -27,7 +27,7 @@ from dspine_local.train.losses import TokenSubset, block_loss, frequent_tokens
 from dspine_local.train.model import Drafter
 from dspine_local.train.options import TrainOptions
 from dspine_local.train.shape import DrafterShape
-from dspine_local.train.shards import void, write_whole
+from dspine_local.train.shards import write_whole
 from dspine_local.train.weights import TargetWeights
 
 STATE_FILE, LOG_FILE, CHECKPOINT = "state.pt", "log.jsonl", "checkpoint"
@@ -218,7 +218,7 @@ class Trainer:
             "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "counts": self._counts,
         }
-        write_whole(self.folder / STATE_FILE, lambda partial: void(torch.save(state, partial)))
+        write_whole(self.folder / STATE_FILE, lambda partial: torch.save(state, partial))
 
     def _read_state(self) -> dict[str, Any] | None:
         path = self.folder / STATE_FILE
