@@ -16,6 +16,7 @@ from tiny_models import TinyTarget
 
 torch = pytest.importorskip("torch")
 
+from dspine_local import _native  # noqa: E402
 from dspine_local.errors import BackendError  # noqa: E402
 from dspine_local.train.data import DataOptions, complete_shards, count_answer_tokens, read_shard  # noqa: E402
 from dspine_local.train.features import FeatureReader, FeatureSet  # noqa: E402
@@ -215,3 +216,16 @@ def test_torch_backend_gives_answers_with_features(prepared: PipelineOptions, tm
     for a, b in ((row.taps[:-1], taps), (row.hidden[:-1], hidden)):
         assert np.linalg.norm(a.astype(np.float32) - b) / np.linalg.norm(b) < 2e-2
     assert not row.hidden[-1].any()
+
+
+def test_hidden_states_are_refused_where_there_are_none(tiny_target: Callable[..., TinyTarget]) -> None:
+    path = str(tiny_target("llama").path)
+    target = _native.Target(path)
+    target.decode(0, [1, 2, 3])
+    with pytest.raises(ValueError, match="without `hidden`"):
+        target.hidden(3)
+    target = _native.Target(path, hidden=True)
+    logits = target.decode(0, [1, 2, 3], n_outputs=3)
+    assert np.allclose(target.hidden(3) @ TargetWeights(Path(path)).head.T, logits, atol=1e-3)
+    with pytest.raises(ValueError, match="4 rows wanted, the last decode had 3"):
+        target.hidden(4)

@@ -267,6 +267,7 @@ void Target::decode(const std::vector<BatchToken> & batch) {
     llama_batch raw = {static_cast<int32_t>(n), tokens.data(),  nullptr,       positions.data(),
                        n_seq_ids.data(),        seq_ids.data(), outputs.data()};
     const int32_t status = llama_decode(ctx_.get(), raw);
+    n_rows_ = status == 0 ? static_cast<int32_t>(n) : 0;
     if (status == 0) {
         llama_synchronize(ctx_.get());
     }

@@ -69,6 +69,8 @@ class Target {
     // Of the last decode: the tapped rows of tap t, float32 [n_tokens, n_embd].
     const float * taps(size_t t) const;
 
+    int32_t n_rows() const { return n_rows_; }
+
     int32_t length(int32_t seq) const;
     // The longest length up to n that the sequence can be cut back to.
     int32_t reusable(int32_t seq, int32_t n) const;
@@ -94,6 +96,7 @@ class Target {
     llama_context_ptr ctx_;
     std::shared_ptr<TargetTensors> tensors_;
     std::vector<int32_t> tap_layers_;
+    int32_t n_rows_ = 0;                 // of the last decode
     std::vector<int32_t> last_decoded_;  // per sequence, tokens of its last decode that can still be taken back
 };
 
