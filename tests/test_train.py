@@ -117,10 +117,9 @@ def test_both_feature_readers_agree(tiny_target: Callable[..., TinyTarget], arch
 
 def test_features_are_of_the_data(prepared: PipelineOptions) -> None:
     features = FeatureSet(prepared.out / "data", prepared.out / "features")
-    row = features.row(3)
     weights = TargetWeights(prepared.target)
     greedy = next(i for i, s in enumerate(features.sequences) if s.temperature == 0)
-    row = features.row(greedy)
+    row = features.rows([greedy])[0]
     logits = row.hidden.astype(np.float32) @ weights.head.T
     first = row.sequence.answer_start
     chosen = logits[first - 1 : -1].argmax(axis=1)
@@ -210,7 +209,7 @@ def test_torch_backend_gives_answers_with_features(prepared: PipelineOptions, tm
     ours, theirs = (read_shard(complete_shards(folder / "data")[0]) for folder in (tmp_path, native.out))
     same = [a.tokens[: a.answer_start + 8] == b.tokens[: b.answer_start + 8] for a, b in zip(ours, theirs, strict=True)]
     assert np.mean(same) > 0.8
-    row = FeatureSet(tmp_path / "data", features).row(0)
+    row = FeatureSet(tmp_path / "data", features).rows([0])[0]
     reader = FeatureReader(options.target, FeatureSet(tmp_path / "data", features).taps)
     taps, hidden = reader.read(row.sequence.tokens[:-1])
     for a, b in ((row.taps[:-1], taps), (row.hidden[:-1], hidden)):
@@ -229,3 +228,12 @@ def test_hidden_states_are_refused_where_there_are_none(tiny_target: Callable[..
     assert np.allclose(target.hidden(3) @ TargetWeights(Path(path)).head.T, logits, atol=1e-3)
     with pytest.raises(ValueError, match="4 rows wanted, the last decode had 3"):
         target.hidden(4)
+
+
+def test_live_features_train_alike(prepared: PipelineOptions) -> None:
+    stored = replace(prepared, run="stored", train=replace(prepared.train, n_steps=3))
+    live = replace(stored, run="live", live_features=True)
+    for options in (stored, live):
+        run_training(options, silent)
+    a, b = losses(stored), losses(live)
+    assert np.allclose(a, b, rtol=2e-2)

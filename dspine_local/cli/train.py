@@ -82,6 +82,11 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
     group.add_argument("--sequences", metavar="N", type=int, default=6, help="per step (default: %(default)s)")
     group.add_argument("--anchors", metavar="N", type=int, default=24, help="blocks of each (default: %(default)s)")
+    group.add_argument(
+        "--live-features",
+        action="store_true",
+        help="leave out the features stage and compute them in every step, in PyTorch: for a GPU",
+    )
     group.add_argument("--eval-every", metavar="N", type=int, default=500, help="steps (default: %(default)s)")
     group.add_argument("--from-scratch", action="store_true", help="do not start the layers from the target's")
 
@@ -102,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         with progress_bar("Answering", unit="steps") as report:
             n_tokens = run_data(options, report)
         print(f"data: {n_tokens:,} answer tokens in {options.out / 'data'}", flush=True)
-    if "features" in stages:
+    if "features" in stages and not args.live_features:
         with progress_bar("Features", unit="steps") as report:
             n_shards = run_features(options, report)
         print(f"features: {n_shards} shards in {options.out / 'features'}", flush=True)
@@ -131,6 +136,7 @@ def _options(args: argparse.Namespace) -> PipelineOptions:
         run=args.run_name,
         device=device,
         backend=args.backend,
+        live_features=args.live_features,
         data=DataOptions(
             n_tokens=args.tokens,
             prompts=args.prompts,

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from dspine_local.train.data import Conversation
-from dspine_local.train.features import FeatureSet, Row
+from dspine_local.train.features import Row
+from dspine_local.train.live import Features
 
 HELD_OUT_EVERY = 48
 
@@ -35,7 +36,7 @@ class Batch:
         return Batch(**{name: value.to(device, non_blocking=True) for name, value in vars(self).items()})
 
 
-def split(features: FeatureSet) -> tuple[list[int], list[int]]:
+def split(features: Features) -> tuple[list[int], list[int]]:
     """Numbers of the sequences to train on and of those held out, each with at least two answer tokens."""
     usable = [i for i, s in enumerate(features.sequences) if s.n_answer >= 3]
     held_out = usable[::HELD_OUT_EVERY]

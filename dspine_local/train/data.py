@@ -82,6 +82,11 @@ def shard_path(folder: Path, index: int) -> Path:
     return folder / f"shard-{index:05d}.jsonl"
 
 
+def shard_named(folder: Path, name: str) -> Path:
+    """Where the shard of a name is."""
+    return folder / f"{name}.jsonl"
+
+
 def complete_shards(folder: Path) -> list[Path]:
     """Every whole shard, in order."""
     return sorted(folder.glob("shard-*.jsonl"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from dspine_local import _native
-from dspine_local.train.data import Conversation, Report, complete_shards, read_shard, save_rows
+from dspine_local.train.data import Conversation, Report, complete_shards, read_shard, save_rows, shard_named
 from dspine_local.train.shards import claim, write_json, write_whole
 from dspine_local.train.torch_target import FLOAT16_MAX, TorchTarget, is_supported
 from dspine_local.train.weights import TargetWeights
@@ -92,7 +92,7 @@ def make_features(
                     reader = _make_reader(target, taps, n_threads, device, use_torch)
                 write_whole(path, partial(_write, conversations=read_shard(shard), reader=reader))
         if not (folder / SCALES_FILE).exists() and path.exists():
-            rms = tap_scales(read_shard(shard), path, len(taps))
+            rms = tap_sizes(list(shard_rows(path, read_shard(shard), len(taps))), len(taps))
             write_json(folder / SCALES_FILE, {"taps": list(taps), "rms": rms})
     report(len(shards), len(shards), "")
     return len(shards)
@@ -130,18 +130,13 @@ def _write(path: Path, conversations: Sequence[Conversation], reader: FeatureRea
     save_rows(path, parts)
 
 
-def tap_scales(sequences: Sequence[Conversation], path: Path, n_taps: int) -> list[float]:
+def tap_sizes(rows: Sequence[Row], n_taps: int) -> list[float]:
     """Root mean square of every tap over answer positions."""
-    rows = np.load(path, mmap_mode="r")
-    width = rows.shape[1] // (n_taps + 1)
-    total, n_rows, first = np.zeros(n_taps), 0, 0
-    for sequence in sequences:
-        part = rows[first + sequence.answer_start : first + len(sequence.tokens) - 1, : n_taps * width].astype(
-            np.float64
-        )
-        total += (part.reshape(len(part), n_taps, width) ** 2).mean(axis=2).sum(axis=0)
+    total, n_rows = np.zeros(n_taps), 0
+    for row in rows:
+        part = row.taps[row.sequence.answer_start : -1].astype(np.float64)
+        total += (part.reshape(len(part), n_taps, -1) ** 2).mean(axis=2).sum(axis=0)
         n_rows += len(part)
-        first += len(sequence.tokens)
     return [float(value) for value in np.sqrt(total / max(1, n_rows))]
 
 
@@ -164,31 +159,33 @@ class FeatureSet:
         if not self.shards or not (folder / SCALES_FILE).exists():
             raise FileNotFoundError(f"no features in '{folder}', expected those of the features stage")
         self.taps, self.scales = read_scales(folder)
-        self._sequences: list[Conversation] = []
-        self._places: list[tuple[int, int]] = []
-        self._files = []
-        for i, name in enumerate(self.shards):
-            self._files.append(np.load(folder / f"{name}.npy", mmap_mode="r"))
-            first = 0
-            for sequence in read_shard(data / f"{name}.jsonl"):
-                self._sequences.append(sequence)
-                self._places.append((i, first))
-                first += len(sequence.tokens)
-            if first != len(self._files[i]):
-                raise ValueError(f"features '{name}.npy' have {len(self._files[i])} rows, its data has {first} tokens")
-
-    def __len__(self) -> int:
-        return len(self._sequences)
+        self._rows: list[Row] = []
+        for name in self.shards:
+            rows = shard_rows(folder / f"{name}.npy", read_shard(shard_named(data, name)), len(self.taps))
+            self._rows.extend(rows)
 
     @property
     def sequences(self) -> list[Conversation]:
-        """All sequences, in the order of their numbers."""
-        return self._sequences
+        """All conversations, in the order of their numbers."""
+        return [row.sequence for row in self._rows]
 
-    def row(self, index: int) -> Row:
-        """One sequence with its features."""
-        sequence = self._sequences[index]
-        file, first = self._places[index]
-        rows = self._files[file][first : first + len(sequence.tokens)]
-        width = rows.shape[1] // (len(self.taps) + 1)
-        return Row(sequence, rows[:, : len(self.taps) * width], rows[:, len(self.taps) * width :])
+    def rows(self, indices: Sequence[int]) -> list[Row]:
+        """Conversations with their features."""
+        return [self._rows[index] for index in indices]
+
+
+def shard_rows(path: Path, sequences: Sequence[Conversation], n_taps: int) -> Iterator[Row]:
+    """The conversations of a shard with their features, mapped from disk.
+
+    Raises:
+        ValueError: The two do not belong together.
+    """
+    rows = np.load(path, mmap_mode="r")
+    n_tokens = sum(len(sequence.tokens) for sequence in sequences)
+    if len(rows) != n_tokens:
+        raise ValueError(f"'{path}' has {len(rows)} rows, its data has {n_tokens} tokens")
+    width, first = n_taps * rows.shape[1] // (n_taps + 1), 0
+    for sequence in sequences:
+        part = rows[first : first + len(sequence.tokens)]
+        yield Row(sequence, part[:, :width], part[:, width:])
+        first += len(sequence.tokens)

@@ -58,6 +58,7 @@ class PipelineOptions:
         device: Of PyTorch: ``"cpu"`` or ``"cuda"``.
         backend: What answers and gives features: ``"native"`` (llama.cpp, every architecture that can be tapped), or
             ``"torch"`` (llama and qwen3: both at once).
+        live_features: Keep no features, compute them in every step of training: for a GPU.
     """
 
     target: Path
@@ -65,6 +66,7 @@ class PipelineOptions:
     run: str | None = None
     device: str = "cpu"
     backend: str = "native"
+    live_features: bool = False
     data: DataOptions = field(default_factory=DataOptions)
     drafter: DrafterOptions = field(default_factory=DrafterOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
@@ -138,7 +140,7 @@ def run_training(options: PipelineOptions, report: Report) -> Acceptance | None:
         options.run_folder,
         target,
         options.out / "data",
-        options.out / "features",
+        None if options.live_features else options.out / "features",
         drafter_shape(options, target),
         options.train,
         options.device,

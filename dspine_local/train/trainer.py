@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from dspine_local.train.batch import Batch, collate, draw_anchors, epoch_order, 
 from dspine_local.train.export import export_checkpoint
 from dspine_local.train.features import FeatureSet
 from dspine_local.train.init import initialize
+from dspine_local.train.live import Features, LiveFeatures
 from dspine_local.train.losses import TokenSubset, block_loss, frequent_tokens
 from dspine_local.train.model import Drafter
 from dspine_local.train.options import TrainOptions
@@ -54,7 +55,8 @@ class Trainer:
 
     Args:
         folder: Of the run: ``state.pt``, ``log.jsonl`` and the best ``checkpoint/``.
-        data: Shards of the data stage; ``features`` those of the features stage.
+        data: Shards of the data stage.
+        features: Those of the features stage; None computes them for every step, which a GPU does in no time.
     """
 
     def __init__(
@@ -62,14 +64,14 @@ class Trainer:
         folder: Path,
         target: TargetWeights,
         data: Path,
-        features: Path,
+        features: Path | None,
         shape: DrafterShape,
         options: TrainOptions,
         device: str = "cpu",
     ) -> None:
         self.folder, self.options, self.shape = folder, options, shape
         self.device = torch.device(device)
-        self._places = (data, features)
+        self._places, self._target = (data, features), target
         self.embedding = torch.from_numpy(np.array(target.embedding)).to(self.device)
         self.head = torch.from_numpy(np.array(target.head)).to(self.device)
         self.drafter = Drafter(shape)
@@ -159,17 +161,22 @@ class Trainer:
             self._begin_epoch(progress.epoch + 1)
         chosen = self._order[progress.cursor : progress.cursor + options.n_sequences]
         progress.cursor += len(chosen)
-        rows = [self._features.row(i) for i in chosen]
+        rows = self._features.rows(chosen)
         anchors = [draw_anchors(row.sequence, options.n_anchors, rng) for row in rows]
         return collate(rows, anchors, self.shape.block_size, self._features.scales, options.decay)
 
     def _begin_epoch(self, epoch: int) -> None:
         """Use all shards that are there by now."""
-        data, features = self._places
-        self._open(FeatureSet(data, features), epoch)
+        self._open(self._find(None), epoch)
         self.progress.cursor = 0
 
-    def _open(self, features: FeatureSet, epoch: int) -> None:
+    def _find(self, shards: Sequence[str] | None) -> Features:
+        data, features = self._places
+        if features is None:
+            return LiveFeatures(data, self._target, self.shape.taps, self.device, shards)
+        return FeatureSet(data, features, shards)
+
+    def _open(self, features: Features, epoch: int) -> None:
         if tuple(features.taps) != self.shape.taps:
             raise ValueError(f"the features are of taps {features.taps}, the drafter has {list(self.shape.taps)}")
         self._features = features
@@ -178,7 +185,7 @@ class Trainer:
             raise ValueError(f"{len(train)} sequences to train on, expected at least {self.options.n_sequences}")
         self._order = epoch_order(train, self.options.seed, epoch)
         greedy = [i for i in held_out if features.sequences[i].temperature == 0]
-        self._held_out = [features.row(i) for i in (greedy or held_out)[: self.options.n_held_out]]
+        self._held_out = features.rows((greedy or held_out)[: self.options.n_held_out])
         self.progress.epoch, self.progress.shards = epoch, tuple(features.shards)
 
     def _count_tokens(self) -> Tensor:
@@ -247,8 +254,7 @@ class Trainer:
         for optimizer, stored in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(stored)
         self._counts = state["counts"]
-        data, features = self._places
-        self._open(FeatureSet(data, features, self.progress.shards), self.progress.epoch)
+        self._open(self._find(self.progress.shards), self.progress.epoch)
         self.progress.cursor = cursor
 
     @contextmanager
