@@ -17,10 +17,14 @@ from tiny_models import TinyTarget
 torch = pytest.importorskip("torch")
 
 from dspine_local import _native  # noqa: E402
+from dspine_local.convert import convert_checkpoint  # noqa: E402
 from dspine_local.errors import BackendError  # noqa: E402
+from dspine_local.train.acceptance import greedy_draft  # noqa: E402
 from dspine_local.train.data import DataOptions, complete_shards, count_answer_tokens, read_shard  # noqa: E402
+from dspine_local.train.export import load_checkpoint  # noqa: E402
 from dspine_local.train.features import FeatureReader, FeatureSet  # noqa: E402
 from dspine_local.train.losses import Objective  # noqa: E402
+from dspine_local.train.model import Drafter  # noqa: E402
 from dspine_local.train.options import TrainOptions  # noqa: E402
 from dspine_local.train.pipeline import (  # noqa: E402
     DrafterOptions,
@@ -237,3 +241,44 @@ def test_live_features_train_alike(prepared: PipelineOptions) -> None:
         run_training(options, silent)
     a, b = losses(stored), losses(live)
     assert np.allclose(a, b, rtol=2e-2)
+
+
+@pytest.mark.parametrize("kind", ["dspine", "dflash"])
+def test_trained_drafter_drafts_alike_in_pytorch_and_natively(
+    prepared: PipelineOptions, tmp_path: Path, kind: str
+) -> None:
+    options = replace(prepared, drafter=replace(prepared.drafter, kind=kind), run=f"alike-{kind}")
+    run_training(options, silent)
+    path = tmp_path / "drafter.gguf"
+    convert_checkpoint(checkpoint_folder(options), path, outtype="f32", target=options.target)
+    shape, weights = load_checkpoint(checkpoint_folder(options))
+    drafter = Drafter(shape)
+    drafter.load_state_dict(weights)
+    target = TargetWeights(options.target)
+    embedding, head = torch.tensor(target.embedding), torch.tensor(target.head)
+    native_target = _native.Target(str(options.target))
+    native = _native.Drafter(str(path), native_target.tensors(), n_ctx=512, cache_type="f32")
+    reader = FeatureReader(options.target, shape.taps)
+    same = []
+    for conversation in read_shard(complete_shards(options.out / "data")[0])[:10]:
+        taps, _ = reader.read(conversation.tokens)
+        with torch.no_grad():
+            context = drafter.context(torch.tensor(taps)[None], torch.arange(len(taps))[None])
+        native.truncate(0, 0)
+        for place in range(conversation.answer_start, len(conversation.tokens), 6):
+            native.commit(0, taps[native.length(0) : place])
+            anchor = conversation.tokens[place]
+            tokens = torch.tensor([anchor])
+            with torch.no_grad():
+                out = drafter(
+                    [(k[:, :place], v[:, :place]) for k, v in context],
+                    torch.tensor([[place]]),
+                    embedding[tokens][None],
+                    embedding[shape.mask_token_id],
+                    drafter.code(tokens)[None] if shape.injection else None,
+                )
+                expected = greedy_draft(drafter, out, head, tokens, shape.block_size - 1)[0]
+            found = native.draft([(0, anchor)], shape.block_size - 1)[0].tokens
+            same += [a == b for a, b in zip(found, expected.tolist(), strict=True)]
+    assert len(same) > 150
+    assert np.mean(same) >= 0.99

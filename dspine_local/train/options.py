@@ -19,6 +19,8 @@ class TrainOptions:
         learning_rate: Its peak, after the warmup; a cosine takes it to a twentieth.
         optimizer: ``"adamw"``, or ``"muon"`` for the matrices of the layers and AdamW for the rest.
         decay: Slot j weighs exp(-(j - 1) / decay).
+        short_share: Part of the steps with blocks of half the length: later slots cost as much and matter less. For
+            causal drafters only.
         average: Share of the old weights kept in the running average that is evaluated and exported.
         replacement: Probability, at first, that a block is told its true predecessors.
         eval_every: Steps between measurements of the acceptance length.
@@ -33,7 +35,8 @@ class TrainOptions:
     weight_decay: float = 0.01
     max_norm: float = 1.0
     optimizer: str = "adamw"
-    decay: float = 7.0
+    decay: float = 4.0
+    short_share: float = 0.0
     average: float = 0.999
     replacement: float = 0.5
     l1_from: float = 0.6

@@ -163,7 +163,10 @@ class Trainer:
         progress.cursor += len(chosen)
         rows = self._features.rows(chosen)
         anchors = [draw_anchors(row.sequence, options.n_anchors, rng) for row in rows]
-        return collate(rows, anchors, self.shape.block_size, self._features.scales, options.decay)
+        n_slots = self.shape.block_size
+        if self.shape.causal and rng.random() < options.short_share:
+            n_slots = n_slots // 2 + 1
+        return collate(rows, anchors, n_slots, self._features.scales, options.decay)
 
     def _begin_epoch(self, epoch: int) -> None:
         """Use all shards that are there by now."""
