@@ -91,6 +91,7 @@ class Target:
         cache_type_k: str = "f16",
         cache_type_v: str = "f16",
         use_mmap: bool = True,
+        hidden: bool = False,
     ) -> None: ...
     def tensors(self) -> TargetTensors: ...
     def is_end_of_generation(self, token: int) -> bool: ...
@@ -104,6 +105,11 @@ class Target:
     def truncate(self, seq: int, n: int) -> None: ...
     def decode(self, seq: int, tokens: list[int], *, n_outputs: int = 1) -> npt.NDArray[np.float32]:
         """Append tokens to a sequence; the logits of the last ``n_outputs`` rows, float32 [n_outputs, n_vocab]."""
+    def hidden(self, n_tokens: int) -> npt.NDArray[np.float32]:
+        """Of the last decode: final hidden states behind the output norm, float32 [n_tokens, n_embd].
+
+        Raises ValueError when the target was made without ``hidden``.
+        """
     def taps(self, tap: int, n_tokens: int) -> npt.NDArray[np.float32]:
         """Of the last decode: the input of the tap's layer, float32 [n_tokens, n_embd]."""
 

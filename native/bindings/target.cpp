@@ -3,22 +3,38 @@
 #include "bindings.h"
 
 namespace dspine {
+namespace {
+
+// A copy of the first rows of the last decode, float32 [n_tokens, n_embd].
+py::array_t<float> rows(const Target & target, const float * data, py::ssize_t n_tokens) {
+    if (n_tokens < 0 || n_tokens > target.n_rows()) {
+        throw std::invalid_argument(std::to_string(n_tokens) + " rows wanted, the last decode had " +
+                                    std::to_string(target.n_rows()));
+    }
+    const py::ssize_t n_embd = target.tensors()->n_embd;
+    py::array_t<float> out({n_tokens, n_embd});
+    std::copy(data, data + n_tokens * n_embd, out.mutable_data());
+    return out;
+}
+
+}  // namespace
 
 void bind_target(py::module_ & m) {
     py::class_<Target, std::shared_ptr<Target>>(m, "Target")
         .def(py::init([](const std::string & path, int32_t n_ctx, int32_t n_seq, int32_t n_batch, int32_t n_ubatch,
                          int32_t n_rollback, int32_t n_gpu_layers, int32_t n_threads, int32_t n_threads_batch,
                          const std::string & flash_attn, const std::string & cache_type_k,
-                         const std::string & cache_type_v, bool use_mmap) {
+                         const std::string & cache_type_v, bool use_mmap, bool hidden) {
                  const py::gil_scoped_release release;
                  return std::make_shared<Target>(
                      path, TargetOptions{n_ctx, n_seq, n_batch, n_ubatch, n_rollback, n_gpu_layers, n_threads,
-                                         n_threads_batch, flash_attn, cache_type_k, cache_type_v, use_mmap});
+                                         n_threads_batch, flash_attn, cache_type_k, cache_type_v, use_mmap, hidden});
              }),
              py::arg("path"), py::kw_only(), py::arg("n_ctx") = 4096, py::arg("n_seq") = 1, py::arg("n_batch") = 512,
              py::arg("n_ubatch") = 512, py::arg("n_rollback") = 0, py::arg("n_gpu_layers") = -1,
              py::arg("n_threads") = 0, py::arg("n_threads_batch") = 0, py::arg("flash_attn") = "auto",
-             py::arg("cache_type_k") = "f16", py::arg("cache_type_v") = "f16", py::arg("use_mmap") = true)
+             py::arg("cache_type_k") = "f16", py::arg("cache_type_v") = "f16", py::arg("use_mmap") = true,
+             py::arg("hidden") = false)
         .def_property_readonly("path", &Target::path)
         .def_property_readonly("arch", &Target::arch)
         .def_property_readonly("description",
@@ -80,17 +96,12 @@ void bind_target(py::module_ & m) {
             },
             py::arg("seq"), py::arg("tokens"), py::kw_only(), py::arg("n_outputs") = 1)
         .def(
+            "hidden", [](const Target & t, py::ssize_t n_tokens) { return rows(t, t.hidden(), n_tokens); },
+            py::arg("n_tokens"))
+        .def(
             "taps",
             [](const Target & t, py::ssize_t tap, py::ssize_t n_tokens) {
-                if (n_tokens < 0 || n_tokens > t.n_rows()) {
-                    throw std::invalid_argument(std::to_string(n_tokens) + " rows wanted, the last decode had " +
-                                                std::to_string(t.n_rows()));
-                }
-                const py::ssize_t n_embd = t.tensors()->n_embd;
-                const float * rows = t.taps(static_cast<size_t>(tap));
-                py::array_t<float> out({n_tokens, n_embd});
-                std::copy(rows, rows + n_tokens * n_embd, out.mutable_data());
-                return out;
+                return rows(t, t.taps(static_cast<size_t>(tap)), n_tokens);
             },
             py::arg("tap"), py::arg("n_tokens"));
 }

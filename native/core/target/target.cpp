@@ -125,7 +125,9 @@ Target::Target(const std::string & path, const TargetOptions & options)
     options_.n_ubatch = std::max(options_.n_ubatch, options_.n_rollback + UBATCH_TAIL);
     params.n_batch = static_cast<uint32_t>(options_.n_batch);
     params.n_ubatch = static_cast<uint32_t>(options_.n_ubatch);
-    params.n_outputs_max = static_cast<uint32_t>(options_.n_seq * (options_.n_rollback + 1));
+    params.n_outputs_max = static_cast<uint32_t>(n_outputs_max());
+    params.embeddings = options_.hidden;
+    params.pooling_type = options_.hidden ? LLAMA_POOLING_TYPE_NONE : params.pooling_type;
     params.n_threads = options_.n_threads;
     params.n_threads_batch = options_.n_threads_batch;
     params.flash_attn_type = parse_flash_attn(options_.flash_attn);
@@ -237,10 +239,9 @@ void Target::check_batch(const std::vector<BatchToken> & batch) const {
         ++expected;
         n_outputs += t.output ? 1 : 0;
     }
-    if (n_outputs > options_.n_seq * (options_.n_rollback + 1)) {
+    if (n_outputs > n_outputs_max()) {
         throw std::invalid_argument("logits of " + std::to_string(n_outputs) +
-                                    " rows wanted, the target was made for " +
-                                    std::to_string(options_.n_seq * (options_.n_rollback + 1)));
+                                    " rows wanted, the target was made for " + std::to_string(n_outputs_max()));
     }
 }
 
@@ -297,6 +298,18 @@ const float * Target::logits(int32_t i) const {
         throw BackendError("llama.cpp has no logits for row " + std::to_string(i) + " of the batch");
     }
     return row;
+}
+
+int32_t Target::n_outputs_max() const {
+    return options_.hidden ? options_.n_batch : options_.n_seq * (options_.n_rollback + 1);
+}
+
+const float * Target::hidden() const {
+    const float * rows = options_.hidden ? llama_get_embeddings(ctx_.get()) : nullptr;
+    if (rows == nullptr) {
+        throw std::invalid_argument("the target keeps no hidden states, it was made without `hidden`");
+    }
+    return rows;
 }
 
 const float * Target::taps(size_t t) const {

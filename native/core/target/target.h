@@ -25,6 +25,7 @@ struct TargetOptions {
     std::string cache_type_k = "f16";
     std::string cache_type_v = "f16";
     bool use_mmap = true;
+    bool hidden = false;  // keep every row's final hidden state; every row is then an output
 };
 
 struct BatchToken {
@@ -63,6 +64,8 @@ class Target {
     void decode(const std::vector<BatchToken> & batch);
     // Of the last decode: logits of row i of the batch, float32 [n_vocab]. The row must have been an output.
     const float * logits(int32_t i) const;
+    // Of the last decode: final hidden states behind the output norm, float32 [n_rows, n_embd]. Needs `hidden`.
+    const float * hidden() const;
     // Rows of the last decode; 0 before the first, and after one that failed.
     int32_t n_rows() const { return n_rows_; }
     // Of the last decode: the tapped rows of tap t, float32 [n_rows, n_embd].
@@ -78,6 +81,7 @@ class Target {
     std::string piece(int32_t token, bool special) const;
 
   private:
+    int32_t n_outputs_max() const;
     void load_tensors();
     void check_batch(const std::vector<BatchToken> & batch) const;
     void restore(const std::vector<int32_t> & lengths);

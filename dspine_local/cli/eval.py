@@ -1,0 +1,82 @@
+"""``dspine-local eval``: how much of a drafter's drafts is accepted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from dspine_local.cli.arguments import add_model_arguments, engine_options
+from dspine_local.evaluation.measure import EvaluationReport, SetResult, evaluate
+from dspine_local.evaluation.prompts import load_prompts
+from dspine_local.progress import progress_bar
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the main parser."""
+    parser = subparsers.add_parser(
+        "eval",
+        help="measure a drafter's acceptance length",
+        description="Answer prompts at temperature 0 and print the acceptance length (emitted tokens per round) of "
+        "each category, and how often each position of the draft was accepted. Prompts are JSONL: "
+        '{"prompt": ..., "category": ...}, or GSM8K, MATH-500, HumanEval, MBPP, LiveCodeBench, MT-Bench and Arena-Hard '
+        "as they are published.",
+    )
+    parser.add_argument("--prompts", metavar="PATH", type=Path, required=True, help="a .jsonl file or a folder of them")
+    parser.add_argument("--limit", metavar="N", type=int, help="prompts per category")
+    parser.add_argument("-n", "--predict", metavar="N", type=int, default=256, help="tokens per answer (default: 256)")
+    parser.add_argument("-np", "--parallel", metavar="N", type=int, default=1, help="answers at once (default: 1)")
+    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw the result")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_model_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate; errors are raised."""
+    from dspine_local.engine import Engine
+
+    if args.model_draft is None:
+        raise ValueError("eval needs a drafter: -md DRAFTER.gguf")
+    for name, value in (("--predict", args.predict), ("--parallel", args.parallel), ("--limit", args.limit)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} {value}, expected at least 1")
+    prompts = load_prompts(args.prompts, limit=args.limit)
+    options = replace(engine_options(args), n_parallel=args.parallel, n_ctx=args.ctx_size * args.parallel)
+    engine = Engine(args.model, args.model_draft, options)
+    with progress_bar("Answering", unit="steps") as report:
+        result = evaluate(engine, prompts, max_tokens=args.predict, report=report)
+    if args.plot is not None:
+        from dspine_local.evaluation.plot import plot_report
+
+        plot_report(result, args.plot)
+    if args.json:
+        print(json.dumps(result.to_json()))
+    else:
+        show(Console(), result)
+    return 0
+
+
+def show(console: Console, result: EvaluationReport) -> None:
+    """The table for people."""
+    table = Table(title=f"Acceptance, {result.n_draft} tokens drafted, temperature 0")
+    table.add_column("category")
+    for title in ("prompts", "tokens", "length", *(f"at {i + 1}" for i in range(result.n_draft))):
+        table.add_column(title, justify="right")
+    for category in result.categories:
+        table.add_row(*_cells(category))
+    if result.mean is not None:
+        table.add_row("mean", "", "", f"{result.mean:.3f}", *[""] * result.n_draft, style="bold")
+    console.print(table)
+    if result.skipped:
+        console.print(f"{result.skipped} prompts did not fit the context: give a larger -c")
+
+
+def _cells(category: SetResult) -> list[str]:
+    length = "" if category.acceptance_length is None else f"{category.acceptance_length:.3f}"
+    shares = [f"{share:.0%}" for share in category.accepted_by_position]
+    return [category.category, str(category.n_prompts), str(category.n_tokens), length, *shares]

@@ -1,0 +1,1 @@
+"""Trains a drafter from nothing but the target's GGUF: data, features, training, evaluation (docs/training.md)."""

@@ -1,0 +1,77 @@
+"""Options of the training stage, and the schedules that follow from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from dspine_local.train.losses import Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """How a drafter is trained.
+
+    Args:
+        n_steps: Optimizer steps.
+        n_sequences: Sequences per step.
+        n_anchors: Blocks of each.
+        learning_rate: Its peak, after the warmup; a cosine takes it to a twentieth.
+        optimizer: ``"adamw"``, or ``"muon"`` for the matrices of the layers and AdamW for the rest.
+        decay: Slot j weighs exp(-(j - 1) / decay).
+        short_share: Part of the steps with blocks of half the length: later slots cost as much and matter less. For
+            causal drafters only.
+        average: Share of the old weights kept in the running average that is evaluated and exported.
+        replacement: Probability, at first, that a block is told its true predecessors.
+        eval_every: Steps between measurements of the acceptance length.
+        n_held_out: Held-out greedy answers that it is measured on.
+    """
+
+    n_steps: int = 10000
+    n_sequences: int = 6
+    n_anchors: int = 24
+    learning_rate: float = 1e-3
+    warmup: int = 100
+    weight_decay: float = 0.01
+    max_norm: float = 1.0
+    optimizer: str = "adamw"
+    decay: float = 4.0
+    short_share: float = 0.0
+    average: float = 0.999
+    replacement: float = 0.5
+    l1_from: float = 0.6
+    from_target: bool = True
+    eval_every: int = 500
+    save_every: int = 100
+    n_held_out: int = 32
+    seed: int = 0
+    objective: Objective = field(default_factory=Objective)
+
+    def __post_init__(self) -> None:
+        for name in ("n_steps", "n_sequences", "n_anchors", "eval_every", "save_every", "n_held_out"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}, expected at least 1")
+        if self.optimizer not in ("adamw", "muon"):
+            raise ValueError(f"optimizer = {self.optimizer!r}, expected adamw or muon")
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate = {self.learning_rate}, expected more than 0")
+
+    def rate(self, step: int) -> float:
+        """Learning rate of a step as a share of its peak."""
+        if step < self.warmup:
+            return (step + 1) / self.warmup
+        done = (step - self.warmup) / max(1, self.n_steps - self.warmup)
+        return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    def replacement_probability(self, step: int) -> float:
+        """Held for the first sixth, then falling to zero at a third."""
+        done = step / self.n_steps
+        return self.replacement * min(1.0, max(0.0, 2 - 6 * done))
+
+    def l1_share(self, step: int) -> float:
+        """Zero up to ``l1_from``, then rising to one within a fifth."""
+        return min(1.0, max(0.0, (step / self.n_steps - self.l1_from) / 0.2))
+
+    def average_share(self, step: int) -> float:
+        """Share of the old average: small at first, so that it does not remember the beginning."""
+        return min(self.average, (1 + step) / (10 + step))
