@@ -78,7 +78,8 @@ def random_drafter(folder: Path, target: Path, *, injection: bool, outtype: str,
         tensors |= {
             layer + "input_layernorm.weight": norm(width),
             layer + "post_attention_layernorm.weight": norm(width),
-            layer + "self_attn.q_norm.weight": norm(head_dim),
+            # Large, so that attention is peaked: else the slots, alike but for their position, all draft one token.
+            layer + "self_attn.q_norm.weight": 4 * norm(head_dim),
             layer + "self_attn.k_norm.weight": norm(head_dim),
             layer + "self_attn.q_proj.weight": matrix(n_q, width),
             layer + "self_attn.k_proj.weight": matrix(n_kv, width),

@@ -40,7 +40,8 @@ from dspine_local.demo import smollm2_path
 N_DRAFT = 7
 N_KEPT = 3  # rows that stay of a verified block of 8, in the timing of a round
 LIMIT = 1.1
-N_CHECKS = 8  # anchors whose drafts are compared
+N_CHECKS = 16  # drafts that are compared
+CHECK_CONTEXT = 64  # committed positions behind which they are made
 
 
 @dataclass(frozen=True)
@@ -106,11 +107,17 @@ def measure(setup: Setup, work_dir: Path, target_path: Path) -> dict[str, Any]:
     features = rng.standard_normal((setup.n_context, width), dtype=np.float32)
     rows = rng.standard_normal((N_DRAFT + 1, width), dtype=np.float32)
     anchors = [int(a) for a in rng.integers(0, target.n_vocab, N_CHECKS)]
+    drafts: dict[str, list[list[int]]] = {name: [] for name in sides}
+    for anchor in anchors:  # each behind a context of its own, for drafts that differ
+        context = rng.standard_normal((CHECK_CONTEXT, width), dtype=np.float32)
+        for name, side in sides.items():
+            side.commit(context)
+            drafts[name].append(side.draft(anchor))
+            side.truncate(0)
     for side in sides.values():
         for first in range(0, setup.n_context, 256):
             side.commit(features[first : first + 256])
 
-    drafts = {name: [side.draft(anchor) for anchor in anchors] for name, side in sides.items()}
     n_same = sum(
         a == b
         for ours, theirs in zip(drafts["dflash"], drafts["llama, host sampler"], strict=True)
@@ -144,6 +151,7 @@ def measure(setup: Setup, work_dir: Path, target_path: Path) -> dict[str, Any]:
         "outtype": setup.outtype,
         "context": setup.n_context,
         "same_tokens": f"{n_same}/{N_CHECKS * N_DRAFT}",
+        "distinct_tokens": len({token for draft in drafts["dflash"] for token in draft}),
         "identical": drafts["dflash"] == drafts["llama, host sampler"] == drafts["llama, graph sampler"],
         **{what: summarize(times) for what, times in timings.items()},
     }
@@ -170,11 +178,10 @@ def print_tables(results: list[dict[str, Any]]) -> None:
             rows.append([result["outtype"], str(result["context"]), *cells, *ratios])
         print(f"\n{what}, ms: median (minimum)\n")
         print(table(["drafter", "context", *names, "dspine ratio", "dflash ratio"], rows))
-    for result in results:
-        print(
-            f"\n{result['outtype']}, context {result['context']}: our DFlash and llama.cpp's draft "
-            f"{'the same tokens' if result['identical'] else 'different tokens'} ({result['same_tokens']} equal)"
-        )
+    for r in results:
+        same = f"{r['same_tokens']} equal, {r['distinct_tokens']} distinct"
+        verdict = "the same tokens" if r["identical"] else "different tokens"
+        print(f"\n{r['outtype']}, context {r['context']}: our DFlash and llama.cpp's draft {verdict} ({same})")
 
 
 def main() -> int:
