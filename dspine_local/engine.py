@@ -12,7 +12,8 @@ from typing import Any, Self
 from dspine_local import _native
 from dspine_local.chat_template import Message
 from dspine_local.errors import BackendError
-from dspine_local.loading import StrPath, load_models
+from dspine_local.files import StrPath
+from dspine_local.loading import load_models
 from dspine_local.options import EngineOptions, GenerationOptions
 from dspine_local.stats import GenerationStats
 from dspine_local.text import TextStream

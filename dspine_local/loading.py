@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from os import PathLike, fspath
 
 from dspine_local import _native
 from dspine_local.convert.schema import ARCHITECTURE, Key
 from dspine_local.errors import ModelFormatError, PairingError
+from dspine_local.files import StrPath, checked_path
 from dspine_local.options import EngineOptions
 
 DEFAULT_DRAFT = 7
-
-StrPath = str | PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -26,9 +24,11 @@ class LoadedModels:
 
 def load_models(target: StrPath, drafter: StrPath | None, options: EngineOptions) -> LoadedModels:
     """Load both models; see ``Engine`` for the errors."""
-    n_draft = _draft_length(fspath(drafter), options.n_draft) if drafter is not None else 0
+    target_path = str(checked_path(target))
+    drafter_path = None if drafter is None else str(checked_path(drafter))
+    n_draft = 0 if drafter_path is None else _draft_length(drafter_path, options.n_draft)
     loaded = _native.Target(
-        fspath(target),
+        target_path,
         n_ctx=options.n_ctx,
         n_seq=options.n_parallel,
         n_batch=options.n_batch,
@@ -42,10 +42,10 @@ def load_models(target: StrPath, drafter: StrPath | None, options: EngineOptions
         cache_type_v=options.cache_type_v,
         use_mmap=options.use_mmap,
     )
-    if drafter is None:
+    if drafter_path is None:
         return LoadedModels(loaded, None, 0)
     loaded_drafter = _native.Drafter(
-        fspath(drafter),
+        drafter_path,
         loaded.tensors(),
         n_seq=options.n_parallel,
         n_ctx=loaded.n_ctx_seq,
@@ -53,7 +53,7 @@ def load_models(target: StrPath, drafter: StrPath | None, options: EngineOptions
         cache_type=options.cache_type_drafter,
         order=options.transition_order,
     )
-    _check_vocabulary(fspath(drafter), loaded_drafter, fspath(target))
+    _check_vocabulary(drafter_path, loaded_drafter, target_path)
     return LoadedModels(loaded, loaded_drafter, n_draft)
 
 

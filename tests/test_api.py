@@ -18,6 +18,9 @@ from dspine_local import (
     SamplingOptions,
 )
 from dspine_local.convert import convert_checkpoint
+from dspine_local.evaluation import load_prompts
+from dspine_local.parity import run_case
+from dspine_local.summary import summarize
 
 PROMPT = "The quick brown fox jumps over the lazy dog."
 
@@ -194,6 +197,15 @@ def test_wrong_files_are_named(pair: tuple[Path, Path], tmp_path: Path, tiny_tar
         Engine(target, drafter, n_draft=16)
     with pytest.raises(PairingError, match="layer"):
         Engine(tiny_target("qwen35", "q8_0").path, drafter)
+
+
+def test_paths_that_no_system_takes_are_named(pair: tuple[Path, Path]) -> None:
+    target, drafter = pair
+    for path, message in ((f"{target}\0x", "NUL character"), (f"{target}\udcff", "not valid UTF-8")):
+        for call in (lambda p: Engine(p), lambda p: Engine(target, p), summarize, run_case, load_prompts):
+            with pytest.raises(ValueError, match=message):
+                call(path)  # type: ignore[no-untyped-call]
+    assert drafter.exists()
 
 
 def test_a_target_with_another_vocabulary_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:

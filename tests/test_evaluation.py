@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,3 +138,22 @@ def test_plot(models: tuple[Path, Path], tmp_path: Path) -> None:
     report = evaluate(Engine(*models, n_draft=3), load_prompts(OWN_PROMPTS, limit=1), max_tokens=8)
     plot_report(report, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_that_cannot_be_written_is_refused_before_the_work(
+    models: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("dspine_local.cli.eval.evaluate", lambda *_args, **_options: pytest.fail("worked"))
+    os.mkfifo(tmp_path / "fifo.png")
+    (tmp_path / "link.png").symlink_to("nothing")
+    for name, message in (
+        ("fifo.png", "is a FIFO"),
+        ("link.png", "is a symbolic link to nothing"),
+        ("nowhere/plot.png", "no such folder"),
+        (".", "is a folder"),
+    ):
+        arguments = ["-m", str(models[0]), "-md", str(models[1]), "--prompts", str(OWN_PROMPTS)]
+        assert main(["eval", *arguments, "--plot", str(tmp_path / name)]) == 2
+        assert message in capsys.readouterr().err
+    assert (tmp_path / "link.png").is_symlink()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dspine_local.errors import ModelFormatError
+from dspine_local.files import StrPath, checked_path
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ FORMATS = (
 )
 
 
-def load_prompts(path: Path, *, limit: int | None = None) -> list[Prompt]:
+def load_prompts(path: StrPath, *, limit: int | None = None) -> list[Prompt]:
     """Read prompts: one JSONL file, or every ``*.jsonl`` of a folder.
 
     Files are told apart by their keys: GSM8K, MATH-500, HumanEval, MBPP, LiveCodeBench, MT-Bench, Arena-Hard, or
@@ -98,6 +99,7 @@ def load_prompts(path: Path, *, limit: int | None = None) -> list[Prompt]:
         FileNotFoundError: No such file, or a folder without ``*.jsonl``.
         ModelFormatError: A line that is not JSON, or of no known format.
     """
+    path = checked_path(path)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise FileNotFoundError(f"no prompts in '{path}', expected a .jsonl file or a folder with some")

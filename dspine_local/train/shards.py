@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from dspine_local import files
 
 try:
     import fcntl
@@ -16,16 +17,9 @@ except ImportError:  # Windows: one process at a time
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Let ``write`` make a temporary file, then rename it to ``path``: a killed process leaves no half file there."""
+    """The same as ``files.write_whole``, in a folder that need not exist yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    files.write_whole(path, write)
 
 
 def write_json(path: Path, value: Any) -> None:
