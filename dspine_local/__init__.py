@@ -22,6 +22,7 @@ from dspine_local.errors import (
     BackendError,
     ContextLengthError,
     DSpineError,
+    ForkError,
     ModelFormatError,
     PairingError,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "DSpineError",
     "Engine",
     "EngineOptions",
+    "ForkError",
     "Generation",
     "GenerationOptions",
     "GenerationStats",

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import multiprocessing
+import pickle
 import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +19,7 @@ from dspine_local import (
     GREEDY,
     ContextLengthError,
     Engine,
+    ForkError,
     GenerationOptions,
     ModelFormatError,
     PairingError,
@@ -125,6 +133,80 @@ def test_dropped_requests_do_not_block(engine: Engine) -> None:
     for _ in range(5):
         next(engine.generate(PROMPT, sampling=GREEDY))
     assert engine.generate(PROMPT, max_tokens=3, sampling=GREEDY).read()
+
+
+def test_closing_from_another_thread_ends_the_reading(engine: Engine) -> None:
+    with ThreadPoolExecutor() as pool:
+        for _ in range(10):
+            generation = engine.generate(PROMPT, sampling=SamplingOptions(ignore_eos=True))
+            reader = pool.submit(list, generation)
+            while not generation.text:
+                time.sleep(0.001)
+            generation.close()
+            assert generation.finish_reason == "cancelled"
+            n_tokens = len(generation.tokens)
+            assert "".join(reader.result(30)) == generation.text
+            assert next(generation, None) is None
+            assert len(generation.tokens) == n_tokens
+
+
+def test_several_threads_share_the_pieces_of_one_answer(engine: Engine) -> None:
+    expected = engine.generate(PROMPT, max_tokens=60, sampling=GREEDY).read()
+    with ThreadPoolExecutor() as pool:
+        for _ in range(5):
+            generation = engine.generate(PROMPT, max_tokens=60, sampling=GREEDY)
+            readers = [pool.submit(list, generation) for _ in range(4)]
+            pieces = [piece for reader in readers for piece in reader.result(60)]
+            assert generation.text == expected
+            assert sorted("".join(pieces)) == sorted(expected)
+            assert len(generation.tokens) == 60
+
+
+def test_running_things_cannot_be_copied(engine: Engine) -> None:
+    with engine.generate(PROMPT, sampling=GREEDY) as generation:
+        for thing in (generation, engine):
+            for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                    duplicate(thing)  # type: ignore[operator]
+        assert next(generation)
+
+
+def in_a_fork(work: Callable[[], object]) -> str:
+    """What the work raises in a forked child; the child is killed if it hangs."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+
+    def child() -> None:
+        try:
+            work()
+            sender.send("nothing")
+        except BaseException as error:
+            sender.send(f"{type(error).__name__}: {error}")
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # "this process is multi-threaded": that is the point
+        process.start()
+    try:
+        return receiver.recv() if receiver.poll(30) else "it hangs"
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork")
+def test_a_forked_child_is_told_not_to_use_the_engine(engine: Engine, pair: tuple[Path, Path]) -> None:
+    running = engine.generate(PROMPT, sampling=GREEDY)
+    next(running)
+    for work in (
+        lambda: engine.generate(PROMPT, max_tokens=5).read(),
+        lambda: next(running),
+        lambda: engine.cache_lengths(),
+        lambda: Engine(*pair, n_ctx=512).generate(PROMPT, max_tokens=5).read(),
+    ):
+        assert in_a_fork(work).startswith("ForkError: process ")
+    assert in_a_fork(running.close) == "nothing"
+    assert next(running)
+    assert issubclass(ForkError, RuntimeError)
 
 
 def test_the_next_turn_reuses_the_conversation(engine: Engine) -> None:
