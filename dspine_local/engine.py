@@ -12,6 +12,7 @@ from typing import Any, NoReturn, Self
 
 from dspine_local import _native
 from dspine_local.chat_template import Message
+from dspine_local.checks import need_collection, need_integer
 from dspine_local.errors import BackendError, ForkError
 from dspine_local.files import StrPath
 from dspine_local.loading import load_models
@@ -81,7 +82,7 @@ class Engine:
         """
         self._check_process()
         request = replace(options or GenerationOptions(), **overrides)
-        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         sampling = request.sampling.to_native()
         with self._step_lock:  # the first event must find its place
             request_id = self._native.submit(
@@ -141,6 +142,12 @@ class Engine:
         """Cancel a request if it still runs, and forget it."""
         self._events.pop(request_id, None)
         self._native.cancel(request_id)
+
+
+def _token_ids(prompt: Sequence[int]) -> list[int]:
+    for token in need_collection("prompt", prompt, "token ids, or text"):
+        need_integer("prompt token", token, 0)
+    return [int(token) for token in prompt]
 
 
 def _fork_error(parent: str) -> ForkError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dspine_local import _native
+from dspine_local.checks import OptionError
 from dspine_local.convert.schema import ARCHITECTURE, Key
 from dspine_local.errors import ModelFormatError, PairingError
 from dspine_local.files import StrPath, checked_path
@@ -72,7 +73,7 @@ def _draft_length(path: str, wanted: int | None) -> int:
     if wanted is None:
         return max(0, min(DEFAULT_DRAFT, longest))
     if not 0 <= wanted <= longest:
-        raise ValueError(f"n_draft = {wanted}, expected 0 to {longest} (the drafter's block has {block_size} slots)")
+        raise OptionError("n_draft", wanted, f"0 to {longest} (the drafter's block has {block_size} slots)")
     return wanted
 
 

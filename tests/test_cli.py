@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -14,7 +16,9 @@ import pytest
 from conftest import DrafterFactory, TargetFactory
 
 from dspine_local import _native
-from dspine_local.cli import main
+from dspine_local.cli import COMMANDS, build_parser, main
+from dspine_local.cli.arguments import sampling_options
+from dspine_local.options import SamplingOptions
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +76,7 @@ def test_prompt_from_file_and_stdin(
     file.write_text("Hello", encoding="utf-8")
     expected = generate(capsys, "-m", pair[0], "-p", "Hello")
     assert generate(capsys, "-m", pair[0], "-f", str(file))["tokens"] == expected["tokens"]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("Hello"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello")))
     assert generate(capsys, "-m", pair[0], "-p", "-")["tokens"] == expected["tokens"]
 
 
@@ -83,9 +87,27 @@ def test_prompt_from_file_and_stdin(
         (["-m", "TARGET", "-md", "nowhere.gguf"], "no such file: 'nowhere.gguf'"),
         (["-m", "TARGET", "-md", "TARGET"], "expected a drafter"),
         (["-m", "DRAFTER"], "expected a target"),
-        (["-m", "TARGET", "-md", "DRAFTER", "--n-draft", "99"], "n_draft = 99, expected 0 to 15"),
+        (["-m", "TARGET", "-md", "DRAFTER", "--n-draft", "99"], "--n-draft 99, expected 0 to 15"),
         (["-m", "TARGET", "-c", "16"], "tokens, the context holds 16"),
-        (["-m", "TARGET", "--temp", "-1"], "temperature = -1"),
+        (["-m", "TARGET", "--temp", "-1"], "--temp -1.0, expected a finite number of at least 0"),
+        (["-m", "TARGET", "-c", "99999999999"], "--ctx-size 99999999999, expected an integer from 0 to 2147483647"),
+        (["-m", "TARGET", "-ngl", "-7"], "--gpu-layers -7, expected an integer from -1 to"),
+        (["-m", "TARGET", "-n", "99999999999"], "--predict 99999999999, expected an integer from -1 to"),
+        (["-m", "TARGET", "-t", "513"], "--threads 513, expected an integer from 0 to 512"),
+        (["-m", "TARGET", "-tb", "-2"], "--threads-batch -2, expected an integer from 0 to 512"),
+        (["-m", "TARGET", "-b", "0"], "--batch-size 0, expected an integer from 1 to"),
+        (["-m", "TARGET", "-md", "DRAFTER", "--n-draft", "-1"], "--n-draft -1, expected an integer from 0 to"),
+        (["-m", "TARGET", "-s", "-2"], "--seed -2, expected an integer from -1 to 4294967295"),
+        (["-m", "TARGET", "-s", "99999999999"], "--seed 99999999999, expected"),
+        (["-m", "TARGET", "--top-p", "95"], "--top-p 95.0, expected a number from 0 to 1"),
+        (["-m", "TARGET", "--xtc-probability", "5"], "--xtc-probability 5.0, expected a number from 0 to 1"),
+        (["-m", "TARGET", "--temp", "1e39"], "--temp 1e+39, expected a finite number"),
+        (["-m", "TARGET", "--repeat-penalty", "0"], "--repeat-penalty 0.0, expected a number above 0"),
+        (["-m", "TARGET", "--dry-allowed-length", "-1"], "--dry-allowed-length -1, expected an integer from 0"),
+        (["-m", "TARGET", "-l", "5+nan"], "--logit-bias nan, expected a finite number"),
+        (["-m", "TARGET", "--stop", ""], "--stop '', expected at least one character"),
+        (["-m", "TARGET", "-ctkd", "q8_0"], "--cache-type-v-draft f16, expected the same"),
+        (["-m", "TARGET", "--grammar-file", "nowhere.gbnf"], "No such file or directory: 'nowhere.gbnf'"),
         (["-m", "TARGET", "--raw", "-sys", "x"], "--raw"),
         (["-m", "."], "not a regular file"),
     ],
@@ -103,15 +125,97 @@ def test_wrong_input_is_one_line_and_exit_code_2(
     assert "Traceback" not in printed.err
 
 
-def test_wrong_usage_is_exit_code_2() -> None:
-    for args in ([], ["generate"], ["nonsense"], ["convert"]):
+def test_what_llama_cpp_takes_is_taken(pair: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    plain = generate(capsys, "-m", pair[0], "-p", "Hello")["tokens"]
+    for args in ("-ngl all", "-ngl 99", "-t -1", "-tb 1", "-s -1", "--top-k 0", "--top-k -5", "--temperature 0"):
+        assert generate(capsys, "-m", pair[0], "-p", "Hello", *args.split())["tokens"] == plain
+    banned = generate(capsys, "-m", pair[0], "-p", "Hello", "-l", f"{plain[0]}-inf")["tokens"]  # type: ignore[index]
+    assert plain[0] not in banned  # type: ignore[index, operator]
+    types = ("-ctkd", "f32", "--spec-draft-type-v", "f32")
+    assert generate(capsys, "-m", pair[0], "-md", pair[1], "-p", "Hello", *types)["tokens"] == plain
+
+
+def test_every_sampling_option_has_an_argument() -> None:
+    """And each argument reaches its option."""
+    values = {
+        "--seed": 7, "--temp": 0.5, "--top-k": 11, "--top-p": 0.25, "--min-p": 0.125, "--typical": 0.75,
+        "--top-nsigma": 1.5, "--xtc-probability": 0.5, "--xtc-threshold": 0.25, "--dynatemp-range": 0.25,
+        "--dynatemp-exp": 2.0, "--repeat-last-n": 5, "--repeat-penalty": 1.5, "--presence-penalty": 0.5,
+        "--frequency-penalty": 0.75, "--dry-multiplier": 0.5, "--dry-base": 1.25, "--dry-allowed-length": 3,
+        "--dry-penalty-last-n": 9, "--logit-bias": "5-2", "--grammar": 'root ::= "a"',
+    }  # fmt: skip
+    words = [word for flag, value in values.items() for word in (flag, str(value))]
+    chosen = sampling_options(build_parser().parse_args(["generate", "-m", "x", "-p", "y", "--ignore-eos", *words]))
+    expected = SamplingOptions(
+        seed=7, temperature=0.5, top_k=11, top_p=0.25, min_p=0.125, typical_p=0.75, top_n_sigma=1.5,
+        xtc_probability=0.5, xtc_threshold=0.25, dynatemp_range=0.25, dynatemp_exponent=2.0, repeat_last_n=5,
+        repeat_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.75, dry_multiplier=0.5, dry_base=1.25,
+        dry_allowed_length=3, dry_penalty_last_n=9, logit_bias=((5, -2.0),), ignore_eos=True,
+        grammar='root ::= "a"',
+    )  # fmt: skip
+    assert chosen == expected
+    default = SamplingOptions()
+    assert all(getattr(chosen, f.name) != getattr(default, f.name) for f in dataclasses.fields(default))
+
+
+def test_grammar_from_a_file(pair: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "answer.gbnf"
+    file.write_text('root ::= "yes"')
+    assert generate(capsys, "-m", pair[0], "-p", "Hello", "--grammar-file", str(file))["text"] == "yes"
+    for content, message in ((b"\xff", "has the byte 0xff at byte 0"), (b" ", "is empty")):
+        file.write_bytes(content)
+        assert main(["generate", "-m", pair[0], "-p", "Hello", "--grammar-file", str(file)]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("source", ["argument", "stdin", "file", "system", "stop", "grammar"])
+def test_text_that_is_not_utf8_is_named(
+    source: str,
+    pair: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import io
+
+    raw = "é".encode() + b"\xff!"
+    argument = os.fsdecode(raw)
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(raw)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+    args, name = {
+        "argument": (["-p", argument], "--prompt"),
+        "stdin": (["-p", "-"], "the prompt on stdin"),
+        "file": (["-f", str(file)], f"the file '{file}'"),
+        "system": (["-p", "x", "-sys", argument], "--system-prompt"),
+        "stop": (["-p", "x", "--stop", argument], "--stop"),
+        "grammar": (["-p", "x", "--grammar", argument], "--grammar"),
+    }[source]
+    assert main(["generate", "-m", pair[0], *args]) == 2
+    assert capsys.readouterr().err == f"dspine-local: {name} has the byte 0xff at byte 2, expected UTF-8\n"
+
+
+def test_wrong_usage_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for args in ([], ["generate"], ["nonsense"], ["convert"], ["generate", "-t", "x"]):
         with pytest.raises(SystemExit) as exit_info:
             main(args)
         assert exit_info.value.code == 2
+        printed = capsys.readouterr().err
+        assert printed.count("\n") == 1
+        assert "--help" in printed
+
+
+def test_a_full_disk_is_no_wrong_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_path: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dspine_local.cli.inspect.summarize", full)
+    assert main(["inspect", "x"]) == 1
+    assert "No space left" in capsys.readouterr().err
 
 
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("convert", "inspect", "parity", "generate", "demo"):
+    for command in COMMANDS:
         with pytest.raises(SystemExit) as exit_info:
             main([command, "--help"])
         assert exit_info.value.code == 0
