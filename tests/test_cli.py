@@ -247,6 +247,62 @@ def test_interrupt_is_exit_code_130(
     assert capsys.readouterr().err == "\ninterrupted\n"
 
 
+INTERRUPT_AT_IMPORT = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from dspine_local.command import main
+sys.argv[1:] = ["inspect", "nowhere.gguf"]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["dspine_local.cli", "dspine_local._native", "numpy", "rich", "jinja2", "dspine_local.cli.train"]
+)
+def test_an_interrupt_while_modules_load_is_quiet(module: str) -> None:
+    script = INTERRUPT_AT_IMPORT.replace("sys.argv[1]", repr(module))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
+
+
+@pytest.mark.parametrize("command", [["--help"], ["generate", "--help"], ["inspect", "TARGET"], ["convert", "--help"]])
+def test_a_reader_that_leaves_ends_the_command_quietly(pair: tuple[str, str], command: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "dspine_local", *(pair[0] if c == "TARGET" else c for c in command)],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_ends_an_answer(pair: tuple[str, str]) -> None:
+    command = [sys.executable, "-m", "dspine_local", "generate", "-m", pair[0], "-p", "x", "--ignore-eos"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(60) == 141
+
+
 @pytest.mark.slow
 def test_a_real_interrupt_ends_an_answer(pair: tuple[str, str]) -> None:
     command = [

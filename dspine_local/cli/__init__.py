@@ -22,6 +22,12 @@ SYSTEM_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOME
 COMMANDS = ("convert", "inspect", "parity", "generate", "demo", "train", "eval")
 
 
+def load_commands() -> None:
+    """Import every command and what they need."""
+    for name in ("_native", *(f"cli.{name}" for name in COMMANDS)):
+        import_module(f"dspine_local.{name}")
+
+
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, instead of behind a page of usage."""
 

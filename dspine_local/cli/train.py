@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dspine_local.command import Loading
 from dspine_local.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -95,9 +96,10 @@ def run(args: argparse.Namespace) -> int:
     """Run the stages; errors are raised."""
     if find_spec("torch") is None:
         raise ValueError("training needs PyTorch: pip install 'dspine-local[train]'")
-    import torch
+    with Loading():
+        import torch
 
-    from dspine_local.train.pipeline import checkpoint_folder, run_data, run_features, run_training
+        from dspine_local.train.pipeline import checkpoint_folder, run_data, run_features, run_training
 
     if args.threads:
         torch.set_num_threads(args.threads)
