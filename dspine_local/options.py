@@ -96,7 +96,7 @@ class SamplingOptions:
         temperature: Unitless, >= 0; 0 is greedy.
         top_k: Tokens to choose from; 0 or less is all.
         top_p: A probability, as are ``min_p``, ``typical_p``, ``xtc_probability`` and ``xtc_threshold``: 0 to 1.
-        repeat_last_n: Tokens that the penalties look back on; -1 is the whole context.
+        repeat_last_n: Tokens that the penalties look back on; -1 is the whole context. DRY has ``dry_penalty_last_n``.
         logit_bias: Pairs of token id and value added to its logit.
         ignore_eos: Never choose an end-of-generation token.
         grammar: GBNF that the answer follows; empty is none.
@@ -120,7 +120,7 @@ class SamplingOptions:
     dry_multiplier: float = 0.0
     dry_base: float = 1.75
     dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
+    dry_penalty_last_n: int = 64
     logit_bias: Sequence[tuple[int, float]] = ()
     ignore_eos: bool = False
     grammar: str = ""

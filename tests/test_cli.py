@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -156,6 +157,20 @@ def test_every_sampling_option_has_an_argument() -> None:
     assert chosen == expected
     default = SamplingOptions()
     assert all(getattr(chosen, f.name) != getattr(default, f.name) for f in dataclasses.fields(default))
+
+
+def test_options_are_those_that_the_documents_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every flag in README.md and docs/options.md exists, unless it is said to be llama.cpp's alone."""
+    known = {"--spec-draft-n-max", "--help", "--no-cache-dir"}  # llama.cpp's, argparse's, pip's
+    for command in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        known |= set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", capsys.readouterr().out))
+    for name in ("README.md", "docs/options.md"):
+        text = (Path(__file__).parents[1] / name).read_text(encoding="utf-8")
+        flags = set(re.findall(r"(?<=[` ])--?[a-z][a-z-]*(?=[`\s\]])", text))
+        assert len(flags) > 10
+        assert not flags - known
 
 
 def test_grammar_from_a_file(pair: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
