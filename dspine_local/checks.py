@@ -45,6 +45,13 @@ def need_number(name: str, value: object, low: float = -FLOAT32_MAX, high: float
         raise OptionError(name, value, expected)
 
 
+def need_positive(name: str, value: object) -> None:
+    """A finite number above 0."""
+    need_number(name, value)
+    if value <= 0:  # type: ignore[operator]
+        raise OptionError(name, value, "a number above 0")
+
+
 def need_flag(name: str, value: object) -> None:
     """True or False."""
     if not isinstance(value, bool):

@@ -16,6 +16,7 @@ from dspine_local.checks import (
     need_flag,
     need_integer,
     need_number,
+    need_positive,
     need_text,
 )
 
@@ -138,10 +139,9 @@ class SamplingOptions:
             need_number(name, getattr(self, name), 0.0, 1.0)
         for name in ("temperature", "dynatemp_range", "dynatemp_exponent", "dry_multiplier", "dry_base"):
             need_number(name, getattr(self, name), 0.0)
-        for name in ("top_n_sigma", "frequency_penalty", "presence_penalty", "repeat_penalty"):
+        for name in ("top_n_sigma", "frequency_penalty", "presence_penalty"):
             need_number(name, getattr(self, name))
-        if self.repeat_penalty <= 0:
-            raise OptionError("repeat_penalty", self.repeat_penalty, "a number above 0")
+        need_positive("repeat_penalty", self.repeat_penalty)
         for pair in need_collection("logit_bias", self.logit_bias, "pairs of token id and value"):
             _check_bias(pair)
         need_flag("ignore_eos", self.ignore_eos)

@@ -67,6 +67,10 @@ def test_newer_arena_hard(tmp_path: Path) -> None:
         ('{"prompt": ""}', "empty prompt"),
         ('{"question_id": 1, "category": "x", "turns": null}', "could not be read"),
         ("", "no prompts"),
+        ('{"question_id": 1, "category": "x", "turns": "text"}', "could not be read"),
+        ('{"question_id": 1, "cluster": "x", "turns": "text"}', "could not be read"),
+        ('{"prompt": "  "}', "empty prompt"),
+        pytest.param("[" * 100_000, "line 1 is not JSON", id="deep"),
     ],
 )
 def test_wrong_files(tmp_path: Path, line: str, message: str) -> None:
@@ -74,6 +78,45 @@ def test_wrong_files(tmp_path: Path, line: str, message: str) -> None:
     path.write_text(line + "\n")
     with pytest.raises(ModelFormatError, match=message):
         load_prompts(path)
+
+
+def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "set.jsonl"
+    for content, message in (
+        (b'{"prompt": "x"}\n{"prompt": "\\ud800"}', r"line 2 has the lone surrogate U\+D800 at byte 0"),
+        (b'{"prompt": "\xff"}', "has the byte 0xff at byte 12, expected UTF-8"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            load_prompts(path)
+
+
+def test_a_line_end_inside_json_is_no_line_end(tmp_path: Path) -> None:
+    path = tmp_path / "set.jsonl"
+    path.write_text('{"prompt": "one\u2028two\x85three"}\r\n', encoding="utf-8")
+    assert load_prompts(path)[0].turns == ("one\u2028two\x85three",)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-n", "0"], "--predict 0, expected an integer from 1"),
+        (["-np", "0"], "--parallel 0, expected an integer from 1 to 256"),
+        (["-np", "257"], "--parallel 257, expected"),
+        (["--limit", "0"], "--limit 0, expected an integer from 1"),
+        (["-np", "100", "-c", "99999999"], "--ctx-size 99999999, expected an integer from 0 to 21474836"),
+        (["--n-draft", "-1"], "--n-draft -1, expected"),
+        (["--prompts", "nowhere.jsonl"], "no prompts in 'nowhere.jsonl'"),
+    ],
+)
+def test_wrong_values_are_named(
+    models: tuple[Path, Path], capsys: pytest.CaptureFixture[str], args: list[str], message: str
+) -> None:
+    target, drafter = map(str, models)
+    assert main(["eval", "-m", target, "-md", drafter, "--prompts", str(OWN_PROMPTS), *args]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_missing_folder(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dspine_local import files
+from dspine_local.errors import ModelFormatError
 
 try:
     import fcntl
@@ -27,9 +28,20 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, lambda partial: void(partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")))
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ModelFormatError: Not a regular file, or something else in it.
+    """
+    files.need_regular(path, "a file of the training's folder")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"'{path}' is damaged: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFormatError(f"'{path}' is damaged: it holds a {type(value).__name__}, expected an object")
+    return value
 
 
 def void(_value: object) -> None:
