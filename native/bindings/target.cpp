@@ -1,5 +1,6 @@
 #include "target/target.h"
 
+#include "base/check.h"
 #include "bindings.h"
 
 namespace dspine {
@@ -80,6 +81,7 @@ void bind_target(py::module_ & m) {
             [](Target & t, int32_t seq, const std::vector<int32_t> & tokens, int32_t n_outputs) {
                 std::vector<BatchToken> batch;
                 const int32_t n = static_cast<int32_t>(tokens.size());
+                need_range("n_outputs", n_outputs, 0, n);
                 for (int32_t i = 0; i < n; ++i) {
                     batch.push_back({tokens[static_cast<size_t>(i)], t.length(seq) + i, seq, i >= n - n_outputs});
                 }

@@ -182,6 +182,19 @@ class DraftBuilder {
         return ggml_add(ctx_, ggml_mul(ctx_, update, scale), y);
     }
 
+    // The output matrix is most of a block's work. ggml's CPU kernel for Q8_0 takes four columns at a time, and the one
+    // for a rest of three costs more than that: fill up (benchmarks/dflash_compare.py).
+    ggml_tensor * head(ggml_tensor * z) {
+        const int64_t n = z->ne[1];
+        const bool in_fours = p_.is_cpu && p_.target.output->type == GGML_TYPE_Q8_0 && n > 4 && n % 4 != 0;
+        if (!in_fours) {
+            return ggml_mul_mat(ctx_, p_.target.output, z);
+        }
+        ggml_tensor * filled = ggml_pad(ctx_, z, 0, static_cast<int>(4 - n % 4), 0, 0);
+        ggml_tensor * logits = ggml_mul_mat(ctx_, p_.target.output, filled);
+        return ggml_view_2d(ctx_, logits, logits->ne[0], n, logits->nb[1], 0);
+    }
+
     void finish(ggml_tensor * x) {
         const LayerOps ops(ctx_, c_);
         ggml_tensor * z = ops.norm(x, w_.output_norm);
@@ -194,7 +207,7 @@ class DraftBuilder {
         if (z->ne[1] > n_wanted) {
             z = ggml_view_2d(ctx_, z, z->ne[0], n_wanted, z->nb[1], 0);
         }
-        g_.logits = ggml_mul_mat(ctx_, p_.target.output, z);  // [V, n_draft * n_blocks]
+        g_.logits = head(z);  // [V, n_draft * n_blocks]
         if (!c_.injection) {
             g_.candidates = ggml_argmax(ctx_, g_.logits);
         } else if (p_.is_cpu) {

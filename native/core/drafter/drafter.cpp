@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/check.h"
 #include "base/errors.h"
 #include "gguf/quantize.h"
 
 namespace dspine {
 namespace {
 
-constexpr int32_t COMMIT_CHUNK = 512;  // rows of one commit graph
-constexpr size_t MAX_GRAPHS = 32;      // kept ready, of each kind
+constexpr int32_t COMMIT_CHUNK = 512;   // rows of one commit graph
+constexpr size_t MAX_GRAPHS = 32;       // kept ready, of each kind
+constexpr int32_t MAX_SEQUENCES = 256;  // as llama.cpp's
 
 template <typename T>
 std::vector<T> download(const ggml_tensor * t) {
@@ -41,10 +43,9 @@ TransitionOrder parse_order(const std::string & name, bool is_cpu) {
 
 Drafter::Drafter(const std::string & path, std::shared_ptr<const TargetTensors> target, const DrafterOptions & options)
     : target_(std::move(target)) {
-    if (options.n_seq < 1 || options.n_ctx < 1) {
-        throw std::invalid_argument("a drafter needs at least one sequence and one position, got n_seq = " +
-                                    std::to_string(options.n_seq) + ", n_ctx = " + std::to_string(options.n_ctx));
-    }
+    need_range("n_seq", options.n_seq, 1, MAX_SEQUENCES);
+    need_range("n_ctx", options.n_ctx, 1, MAX_POSITIONS);
+    need_range("n_threads", options.n_threads, 0, MAX_THREADS);
     const ggml_type cache_type = parse_type(options.cache_type);
     const GgufFile file(path);
     config_ = DrafterConfig::read(file);
@@ -77,13 +78,9 @@ Drafter::Drafter(const std::string & path, std::shared_ptr<const TargetTensors> 
         }
     }
     const DraftGraph largest = build_draft_graph(parts(), shape);
-    check_operations(largest.graph);
     const CommitGraph longest = build_commit_graph(parts(), std::min(COMMIT_CHUNK, options.n_ctx));
-    check_operations(longest.graph);
-    if (!ggml_gallocr_reserve(allocator_.get(), longest.graph) ||
-        !ggml_gallocr_reserve(allocator_.get(), largest.graph)) {
-        throw BackendError("device '" + backend_.name() + "' has no room for the drafter's compute buffer");
-    }
+    allocate_graph(longest.graph);
+    allocate_graph(largest.graph);
 }
 
 DrafterParts Drafter::parts() const {
@@ -144,14 +141,17 @@ void Drafter::truncate(int32_t seq, int32_t n) {
 }
 
 void Drafter::allocate_graph(ggml_cgraph * graph) {
-    // Graphs run one after another and share one buffer. Those kept ready point into it: if it grows, they are rebuilt.
+    check_operations(graph);  // what a device can do may depend on a graph's shapes
+    // Graphs run one after another and share one buffer. Those kept ready point into it, and ggml frees it before it
+    // makes a larger one: whether it grew or failed to, they are built again.
     const size_t before = compute_bytes();
-    if (!ggml_gallocr_alloc_graph(allocator_.get(), graph)) {
-        throw BackendError("device '" + backend_.name() + "' has no room for the drafter's compute buffer");
-    }
-    if (compute_bytes() != before) {
+    const bool fits = ggml_gallocr_alloc_graph(allocator_.get(), graph);
+    if (!fits || compute_bytes() != before) {
         commit_graphs_.clear();
         draft_graphs_.clear();
+    }
+    if (!fits) {
+        throw BackendError("device '" + backend_.name() + "' has no room for the drafter's compute buffer");
     }
 }
 

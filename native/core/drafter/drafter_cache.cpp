@@ -7,8 +7,10 @@
 namespace dspine {
 namespace {
 
-// Attention reads whole multiples of this many cells: one graph serves as many rounds.
-constexpr int64_t CELL_STEP = 64;
+// Attention reads whole multiples of this many cells: one graph serves as many rounds. Devices' kernels of flash
+// attention want more, CUDA's for heads of 512 values even demand it.
+constexpr int64_t CELL_STEP_CPU = 64;
+constexpr int64_t CELL_STEP_DEVICE = 256;
 
 int64_t round_up(int64_t n, int64_t step) {
     return (n + step - 1) / step * step;
@@ -18,7 +20,12 @@ int64_t round_up(int64_t n, int64_t step) {
 
 DrafterCache::DrafterCache(const DrafterConfig & c, const Backend & backend, int32_t n_seq, int32_t n_ctx,
                            ggml_type type)
-    : n_ctx_(n_ctx), window_(c.window), causal_(c.causal), sliding_(c.sliding), seqs_(static_cast<size_t>(n_seq)) {
+    : n_ctx_(n_ctx),
+      cell_step_(backend.is_cpu ? CELL_STEP_CPU : CELL_STEP_DEVICE),
+      window_(c.window),
+      causal_(c.causal),
+      sliding_(c.sliding),
+      seqs_(static_cast<size_t>(n_seq)) {
     if (type != GGML_TYPE_F16 && type != GGML_TYPE_F32 && type != GGML_TYPE_Q8_0) {
         throw std::invalid_argument(std::string("the drafter's cache cannot be ") + ggml_type_name(type) +
                                     ", expected f16, f32 or q8_0");
@@ -28,9 +35,9 @@ DrafterCache::DrafterCache(const DrafterConfig & c, const Backend & backend, int
                                     std::to_string(ggml_blck_size(type)) + ", the drafter's have " +
                                     std::to_string(c.head_dim));
     }
-    n_cells_[static_cast<int>(LayerKind::full)] = round_up(n_ctx + c.block_size, CELL_STEP);
+    n_cells_[static_cast<int>(LayerKind::full)] = round_up(int64_t{n_ctx} + c.block_size, cell_step_);
     n_cells_[static_cast<int>(LayerKind::sliding)] =
-        std::min(n_cells_[static_cast<int>(LayerKind::full)], round_up(c.window + c.block_size, CELL_STEP));
+        std::min(n_cells_[static_cast<int>(LayerKind::full)], round_up(int64_t{c.window} + c.block_size, cell_step_));
 
     ctx_ = make_context(static_cast<size_t>(c.n_layer) * 2);
     for (int il = 0; il < c.n_layer; ++il) {
@@ -51,7 +58,7 @@ int64_t DrafterCache::row(LayerKind kind, int32_t seq, int32_t pos) const {
 }
 
 int64_t DrafterCache::n_visible(LayerKind kind, int32_t seq, int32_t n_block) const {
-    return std::min(n_cells(kind), round_up(length(seq) + n_block, CELL_STEP));
+    return std::min(n_cells(kind), round_up(int64_t{length(seq)} + n_block, cell_step_));
 }
 
 void DrafterCache::fill_mask(LayerKind kind, int32_t seq, int32_t n_block, int64_t n_kv, ggml_fp16_t * mask) const {

@@ -54,6 +54,7 @@ class DrafterCache {
     };
 
     int32_t n_ctx_;
+    int64_t cell_step_;
     int32_t window_;
     bool causal_;
     std::vector<bool> sliding_;

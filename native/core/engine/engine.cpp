@@ -168,7 +168,12 @@ void Engine::admit() {
         slot.generating = false;
         slot.finish = Finish::none;
         slot.error.clear();
-        reuse_prefix(index);
+        try {
+            reuse_prefix(index);
+        } catch (const std::exception & e) {
+            fail(slot, e.what());
+            forget(slot, index);
+        }
     }
 }
 

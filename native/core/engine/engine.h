@@ -121,6 +121,7 @@ class Engine {
     void cut_and_commit(RoundTimes & times);
     void fail(Slot & slot, const std::string & why);
     void rewind(Slot & slot, int32_t index);
+    void forget(Slot & slot, int32_t index);
     void account(Slot & slot, const RoundTimes & times);
     void run_round();
 

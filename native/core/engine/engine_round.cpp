@@ -93,7 +93,7 @@ std::vector<BatchToken> Engine::plan_batch() {
     for (int32_t i = 0; i < n_slots(); ++i) {
         Slot & slot = slots_[static_cast<size_t>(i)];
         const int32_t room = target_->n_batch() - static_cast<int32_t>(batch.size());
-        if (!slot.job || slot.generating || room <= 0) {
+        if (!slot.job || slot.generating || slot.finish != Finish::none || room <= 0) {
             continue;
         }
         begin(slot, i);
@@ -180,11 +180,29 @@ void Engine::cut_and_commit(RoundTimes & times) {
 // Back to the state before the round, or to nothing where a cache cannot go back that far.
 void Engine::rewind(Slot & slot, int32_t index) {
     const int32_t n = slot.n_before;
-    const bool possible =
-        target_->reusable(index, n) == n && (!keeps_drafter(slot) || drafter_->reusable(index, n) == n);
-    target_->truncate(index, possible ? n : 0);
-    if (drafter_) {
-        drafter_->truncate(index, possible ? std::min(n, drafter_->length(index)) : 0);
+    try {
+        if (target_->reusable(index, n) == n && (!keeps_drafter(slot) || drafter_->reusable(index, n) == n)) {
+            target_->truncate(index, n);
+            if (drafter_) {
+                drafter_->truncate(index, std::min(n, drafter_->length(index)));
+            }
+            return;
+        }
+    } catch (const std::exception & e) {
+        slot.error += std::string("; then: ") + e.what();
+    }
+    forget(slot, index);
+}
+
+// Empties both caches of the slot. Its request has failed already: what fails here is added to the reason.
+void Engine::forget(Slot & slot, int32_t index) {
+    try {
+        target_->clear(index);
+        if (drafter_) {
+            drafter_->truncate(index, 0);
+        }
+    } catch (const std::exception & e) {
+        slot.error += std::string("; then: ") + e.what();
     }
 }
 

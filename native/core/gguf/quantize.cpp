@@ -1,9 +1,12 @@
 #include "gguf/quantize.h"
 
 #include <algorithm>
+#include <future>
 #include <stdexcept>
 #include <thread>
 #include <vector>
+
+#include "base/check.h"
 
 namespace dspine {
 namespace {
@@ -35,6 +38,7 @@ void quantize_rows(ggml_type type, const float * src, void * dst, int64_t n_rows
         throw std::invalid_argument("rows of " + std::to_string(n_per_row) + " values do not divide into blocks of " +
                                     std::to_string(ggml_blck_size(type)) + " (" + ggml_type_name(type) + ")");
     }
+    need_range("n_threads", n_threads, 0, MAX_THREADS);
     const size_t row_bytes = ggml_row_size(type, n_per_row);
     const int64_t n_hardware = std::max(1u, std::thread::hardware_concurrency());
     const int64_t n_workers =
@@ -50,13 +54,13 @@ void quantize_rows(ggml_type type, const float * src, void * dst, int64_t n_rows
             ggml_quantize_chunk(type, in, out, 0, last - first, n_per_row, nullptr);
         }
     };
-    std::vector<std::thread> workers;
+    std::vector<std::future<void>> workers;  // each waits for its thread when it goes, also on an exception
     for (int64_t i = 1; i < n_workers; ++i) {
-        workers.emplace_back(work, n_rows * i / n_workers, n_rows * (i + 1) / n_workers);
+        workers.push_back(std::async(std::launch::async, work, n_rows * i / n_workers, n_rows * (i + 1) / n_workers));
     }
     work(0, n_rows / n_workers);
-    for (std::thread & worker : workers) {
-        worker.join();
+    for (std::future<void> & worker : workers) {
+        worker.get();
     }
 }
 

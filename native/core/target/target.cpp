@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/abort_guard.h"
+#include "base/check.h"
 #include "base/errors.h"
 #include "base/log.h"
-#include "gguf/gguf_file.h"
 #include "gguf/quantize.h"
 #include "target/llama_internal.h"
+#include "target/target_header.h"
 
 namespace dspine {
 namespace {
@@ -21,6 +23,9 @@ constexpr const char * TAPPED_ARCHS[] = {"llama",          "qwen3",      "qwen3m
 
 // llama.cpp keeps a whole tail of every sequence in one graph and aborts when it does not fit.
 constexpr int32_t UBATCH_TAIL = 2;
+
+constexpr int32_t MAX_ROLLBACK = 1023;
+constexpr int32_t MAX_BATCH = 1 << 20;
 
 llama_flash_attn_type parse_flash_attn(const std::string & name) {
     if (name == "on") {
@@ -36,23 +41,13 @@ llama_flash_attn_type parse_flash_attn(const std::string & name) {
 }
 
 void check_options(const TargetOptions & o) {
-    const auto need = [](const char * name, int32_t value, int32_t low) {
-        if (value < low) {
-            throw std::invalid_argument(std::string(name) + " = " + std::to_string(value) + ", expected at least " +
-                                        std::to_string(low));
-        }
-    };
-    need("n_ctx", o.n_ctx, 0);
-    need("n_seq", o.n_seq, 1);
-    need("n_batch", o.n_batch, 1);
-    need("n_ubatch", o.n_ubatch, 1);
-    need("n_rollback", o.n_rollback, 0);
-    need("n_threads", o.n_threads, 0);
-    need("n_threads_batch", o.n_threads_batch, 0);
-    if (o.n_seq > static_cast<int32_t>(llama_max_parallel_sequences())) {
-        throw std::invalid_argument("n_seq = " + std::to_string(o.n_seq) + ", llama.cpp allows at most " +
-                                    std::to_string(llama_max_parallel_sequences()));
-    }
+    need_range("n_ctx", o.n_ctx, 0, MAX_POSITIONS);
+    need_range("n_seq", o.n_seq, 1, static_cast<int64_t>(llama_max_parallel_sequences()));
+    need_range("n_batch", o.n_batch, 1, MAX_BATCH);
+    need_range("n_ubatch", o.n_ubatch, 1, MAX_BATCH);
+    need_range("n_rollback", o.n_rollback, 0, MAX_ROLLBACK);
+    need_range("n_threads", o.n_threads, 0, MAX_THREADS);
+    need_range("n_threads_batch", o.n_threads_batch, 0, MAX_THREADS);
     if (o.n_ctx > 0 && o.n_ctx / o.n_seq < 2) {
         throw std::invalid_argument("n_ctx = " + std::to_string(o.n_ctx) +
                                     " leaves less than two positions for each of " + std::to_string(o.n_seq) +
@@ -87,13 +82,10 @@ std::string meta(const llama_model * model, const char * key) {
 
 }  // namespace
 
-Target::Target(const std::string & path, const TargetOptions & options)
-    : path_(path), options_(options), last_decoded_(static_cast<size_t>(std::max(1, options.n_seq)), 0) {
+Target::Target(const std::string & path, const TargetOptions & options) : path_(path), options_(options) {
     check_options(options_);
-    const GgufFile header(path);  // a missing or damaged file shows here, with a better message than llama.cpp's
-    if (header.str("general.architecture", "") == "dspine") {
-        header.fail("is a drafter, expected a target model");
-    }
+    last_decoded_.resize(static_cast<size_t>(options_.n_seq), 0);
+    check_target_header(GgufFile(path));  // a missing or damaged file shows here, with a better message
     options_.n_threads = options_.n_threads > 0 ? options_.n_threads : default_threads();
     options_.n_threads_batch = options_.n_threads_batch > 0 ? options_.n_threads_batch : options_.n_threads;
 
@@ -101,6 +93,7 @@ Target::Target(const std::string & path, const TargetOptions & options)
     llama_model_params model_params = llama_model_default_params();
     model_params.n_gpu_layers = options_.n_gpu_layers;
     model_params.load_mode = options_.use_mmap ? LLAMA_LOAD_MODE_AUTO : LLAMA_LOAD_MODE_NONE;
+    const AbortGuard guard;  // llama.cpp asserts some of what the file says
     model_.reset(llama_model_load_from_file(path.c_str(), model_params), llama_model_deleter());
     if (!model_) {
         throw ModelFormatError("llama.cpp could not load '" + path + "'" + log.reason());
@@ -111,7 +104,9 @@ Target::Target(const std::string & path, const TargetOptions & options)
         throw ModelFormatError("'" + path + "' (architecture '" + arch_ + "') is not a decoder-only language model");
     }
     if (options_.n_ctx == 0) {
-        options_.n_ctx = llama_model_n_ctx_train(model_.get()) * options_.n_seq;
+        const int64_t n_ctx = int64_t{llama_model_n_ctx_train(model_.get())} * options_.n_seq;
+        need_range("n_ctx as trained, of all sequences together", n_ctx, 2 * options_.n_seq, MAX_POSITIONS);
+        options_.n_ctx = static_cast<int32_t>(n_ctx);
     }
 
     llama_context_params params = llama_context_default_params();
@@ -221,10 +216,7 @@ void Target::check_batch(const std::vector<BatchToken> & batch) const {
     std::vector<int32_t> next(static_cast<size_t>(options_.n_seq), -1);
     int32_t n_outputs = 0;
     for (const BatchToken & t : batch) {
-        if (t.seq < 0 || t.seq >= options_.n_seq) {
-            throw std::invalid_argument("no sequence " + std::to_string(t.seq) + ", the target has " +
-                                        std::to_string(options_.n_seq));
-        }
+        check_seq(t.seq);
         if (t.token < 0 || t.token >= n_vocab()) {
             throw std::invalid_argument("token " + std::to_string(t.token) + " is outside the vocabulary of " +
                                         std::to_string(n_vocab()));
@@ -320,13 +312,21 @@ const float * Target::taps(size_t t) const {
     return llama_get_embeddings_layer_inp(ctx_.get(), static_cast<uint32_t>(tap_layers_.at(t)));
 }
 
+void Target::check_seq(int32_t seq) const {
+    if (seq < 0 || seq >= options_.n_seq) {
+        throw std::invalid_argument("no sequence " + std::to_string(seq) + ", the target has " +
+                                    std::to_string(options_.n_seq));
+    }
+}
+
 int32_t Target::length(int32_t seq) const {
+    check_seq(seq);
     return llama_memory_seq_pos_max(llama_get_memory(ctx_.get()), seq) + 1;
 }
 
 int32_t Target::reusable(int32_t seq, int32_t n) const {
     const int32_t now = length(seq);
-    n = std::min(n, now);
+    n = std::clamp(n, 0, now);
     if (!recurrent_ || n == now || n == 0) {
         return n;
     }

@@ -83,6 +83,7 @@ class Target {
   private:
     int32_t n_outputs_max() const;
     void load_tensors();
+    void check_seq(int32_t seq) const;
     void check_batch(const std::vector<BatchToken> & batch) const;
     void restore(const std::vector<int32_t> & lengths);
 
