@@ -252,7 +252,7 @@ class DraftLengthPolicy:
         forecast: Forecast,
         probabilities: list[float],
         n_agreed: int,
-        ended: bool,  # noqa: FBT001 - as in the core
+        ended: bool,
     ) -> None:
         """n_agreed tokens of the draft's beginning were emitted; with `ended`, the next one is known to differ."""
     def observe_round(

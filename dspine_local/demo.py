@@ -21,8 +21,6 @@ PROMPTS = (
     "Why is the sky blue? Answer in three sentences.",
     "A train travels 60 miles in 1.5 hours. What is its average speed? Explain step by step.",
 )
-# Two proposals: on a CPU, verifying more costs more than this small drafter's acceptance brings in.
-N_DRAFT = 2
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def drafter_checkpoint() -> Path:
 
 
 @contextmanager
-def demo_engine(*, n_draft: int = N_DRAFT, n_threads: int = 0) -> Iterator[Engine]:
+def demo_engine(*, n_draft: int | None = None, n_threads: int = 0) -> Iterator[Engine]:
     """SmolLM2 and its drafter, converted into a temporary folder."""
     target = smollm2_path()
     with tempfile.TemporaryDirectory(prefix="dspine-demo-") as scratch:

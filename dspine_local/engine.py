@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Self
 from dspine_local import _native
 from dspine_local.chat_template import Message
 from dspine_local.checks import need_collection, need_integer
+from dspine_local.costs import DraftCosts
 from dspine_local.errors import BackendError, ForkError
 from dspine_local.files import StrPath
 from dspine_local.loading import load_models
@@ -50,6 +51,7 @@ class Engine:
     def __init__(
         self, target: StrPath, drafter: StrPath | None = None, options: EngineOptions | None = None, **overrides: Any
     ) -> None:
+        global _computed_in
         self._pid = os.getpid()
         if _computed_in not in (None, self._pid):
             raise _fork_error(f"process {_computed_in}, in which an engine has computed")
@@ -57,9 +59,19 @@ class Engine:
         models = load_models(target, drafter, self.options)
         self.target = models.target
         self.drafter = models.drafter
-        self.n_draft = models.n_draft
+        self.max_draft = models.max_draft
         self.tokenizer = Tokenizer(models.target)
-        self._native = _native.Engine(models.target, models.drafter, n_draft=models.n_draft)
+        if models.costs is None:
+            self._native = _native.Engine(models.target, models.drafter, n_draft=models.max_draft)
+        else:
+            _computed_in = self._pid
+            self._native = _native.Engine(
+                models.target,
+                models.drafter,
+                n_draft=None,
+                verify_costs=models.costs.verify,
+                draft_costs=models.costs.draft,
+            )
         self._step_lock = threading.Lock()
         self._events: dict[int, deque[_native.StepEvent]] = {}
 
@@ -90,7 +102,7 @@ class Engine:
                 sampling,
                 max_tokens=request.max_tokens,
                 stop_tokens=list(request.stop_tokens),
-                n_draft=-1 if request.n_draft is None else request.n_draft,
+                n_draft=request.n_draft,
                 cache_prompt=request.cache_prompt,
             )
             self._events[request_id] = deque()
@@ -101,6 +113,12 @@ class Engine:
     ) -> Generation:
         """Begin to answer a conversation, with the model's own chat template; otherwise like ``generate``."""
         return self.generate(self.tokenizer.encode_chat(messages), options, **overrides)
+
+    @property
+    def draft_costs(self) -> DraftCosts | None:
+        """What the automatic draft length goes by now; None where the length is fixed."""
+        costs = self._native.costs
+        return None if costs is None else DraftCosts(*costs)
 
     def cache_lengths(self, slot: int = 0) -> tuple[int, int]:
         """Committed positions of a slot in the target's and the drafter's cache (-1 without a drafter)."""

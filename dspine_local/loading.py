@@ -7,34 +7,34 @@ from dataclasses import dataclass
 from dspine_local import _native
 from dspine_local.checks import OptionError
 from dspine_local.convert.schema import ARCHITECTURE, Key
+from dspine_local.costs import DraftCosts, draft_costs
 from dspine_local.errors import ModelFormatError, PairingError
 from dspine_local.files import StrPath, checked_path
 from dspine_local.options import EngineOptions
 
-DEFAULT_DRAFT = 7
-
 
 @dataclass(frozen=True)
 class LoadedModels:
-    """Native target and drafter, and the draft length that both were made for."""
+    """Native target and drafter, the longest draft that both were made for, and what drafts cost if that matters."""
 
     target: _native.Target
     drafter: _native.Drafter | None
-    n_draft: int
+    max_draft: int
+    costs: DraftCosts | None
 
 
 def load_models(target: StrPath, drafter: StrPath | None, options: EngineOptions) -> LoadedModels:
     """Load both models; see ``Engine`` for the errors."""
     target_path = str(checked_path(target))
     drafter_path = None if drafter is None else str(checked_path(drafter))
-    n_draft = 0 if drafter_path is None else _draft_length(drafter_path, options.n_draft)
+    max_draft = 0 if drafter_path is None else _longest_draft(drafter_path, options.n_draft)
     loaded = _native.Target(
         target_path,
         n_ctx=options.n_ctx,
         n_seq=options.n_parallel,
         n_batch=options.n_batch,
         n_ubatch=options.n_ubatch,
-        n_rollback=n_draft,
+        n_rollback=max_draft,
         n_gpu_layers=options.n_gpu_layers,
         n_threads=options.n_threads,
         n_threads_batch=options.n_threads_batch,
@@ -44,7 +44,7 @@ def load_models(target: StrPath, drafter: StrPath | None, options: EngineOptions
         use_mmap=options.use_mmap,
     )
     if drafter_path is None:
-        return LoadedModels(loaded, None, 0)
+        return LoadedModels(loaded, None, 0, None)
     loaded_drafter = _native.Drafter(
         drafter_path,
         loaded.tensors(),
@@ -55,10 +55,12 @@ def load_models(target: StrPath, drafter: StrPath | None, options: EngineOptions
         order=options.transition_order,
     )
     _check_vocabulary(drafter_path, loaded_drafter, target_path)
-    return LoadedModels(loaded, loaded_drafter, n_draft)
+    automatic = options.n_draft is None
+    costs = draft_costs(loaded, loaded_drafter, (target_path, drafter_path), options) if automatic else None
+    return LoadedModels(loaded, loaded_drafter, max_draft, costs)
 
 
-def _draft_length(path: str, wanted: int | None) -> int:
+def _longest_draft(path: str, wanted: int | None) -> int:
     """The target's context must know it before the drafter can be loaded: read it from the drafter's header."""
     header = _native.GgufFile(path)
     keys = set(header.keys())
@@ -71,7 +73,7 @@ def _draft_length(path: str, wanted: int | None) -> int:
         )
     longest = block_size - 1
     if wanted is None:
-        return max(0, min(DEFAULT_DRAFT, longest))
+        return longest
     if not 0 <= wanted <= longest:
         raise OptionError("n_draft", wanted, f"0 to {longest} (the drafter's block has {block_size} slots)")
     return wanted

@@ -47,7 +47,7 @@ class EngineOptions:
         cache_type_k: Type of the target's keys, such as ``"f16"`` or ``"q8_0"``.
         cache_type_v: Type of the target's values.
         cache_type_drafter: Type of the drafter's keys and values: ``"f16"``, ``"f32"`` or ``"q8_0"``.
-        n_draft: Tokens drafted per round at most. None is 7, or what the drafter can; 0 is plain decoding.
+        n_draft: Tokens drafted per round. None chooses every round, by measurement; 0 is plain decoding.
         transition_order: ``"path"``, ``"full"`` or ``"auto"`` (docs/method.md, evaluation orders).
         use_mmap: Map the target's file instead of reading it.
     """
@@ -179,7 +179,7 @@ class GenerationOptions:
         max_tokens: Tokens of the answer at most; -1 is until the context is full.
         stop: Texts that end the answer; they are not part of it.
         stop_tokens: Token ids that end the answer, beside the model's own end-of-generation tokens.
-        n_draft: Tokens drafted per round at most, up to the engine's; None is the engine's, 0 plain decoding.
+        n_draft: Tokens drafted per round, up to the engine's; None is as the engine does, 0 plain decoding.
         cache_prompt: Start from the longest beginning of the prompt that a slot still holds.
         sampling: How tokens are chosen.
     """

@@ -15,8 +15,9 @@ class GenerationStats:
     ``rounds`` are verify decodes after the prompt. Each emits its accepted draft and one token more, so
     ``generated == 1 + rounds + accepted``. ``acceptance_length`` is emitted tokens per round (None without a round).
     ``drafted_per_position[i]`` counts how often a draft's token i was verified, ``accepted_per_position[i]`` how often
-    it was accepted. ``draft_s``, ``verify_s``, ``commit_s`` and ``other_s`` add up to the time of the rounds; a round
-    that other requests share counts whole.
+    it was accepted, ``rounds_per_draft_length[k]`` how many rounds verified k drafted tokens. ``draft_s``,
+    ``verify_s``, ``commit_s`` and ``other_s`` add up to the time of the rounds; a round that other requests share
+    counts whole.
     """
 
     prompt_tokens: int
@@ -28,6 +29,7 @@ class GenerationStats:
     acceptance_length: float | None
     drafted_per_position: tuple[int, ...]
     accepted_per_position: tuple[int, ...]
+    rounds_per_draft_length: tuple[int, ...]
     prefill_s: float
     draft_s: float
     verify_s: float
@@ -51,6 +53,7 @@ class GenerationStats:
             acceptance_length=emitted / stats.n_rounds if stats.n_rounds else None,
             drafted_per_position=tuple(stats.drafted_at),
             accepted_per_position=tuple(stats.accepted_at),
+            rounds_per_draft_length=tuple(stats.rounds_by_draft),
             prefill_s=stats.prefill_us / 1e6,
             draft_s=draft_s,
             verify_s=verify_s,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,8 @@ from tiny_models import TinyTarget, write_tiny_target
 CHECKOUT = Path(__file__).parents[1]
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != CHECKOUT]
 os.environ["PYTHONSAFEPATH"] = "1"
+# Costs that a test measures are no one else's.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="dspine-test-cache-")
 # OpenMP's threads otherwise spin while they wait: two processes on two cores then take three times the CPU time.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 

@@ -1,4 +1,4 @@
-"""Made-up rounds for the draft-length policy: a staircase of costs, a drafter that knows itself well or badly, a clock."""
+"""Made-up rounds for the draft-length policy: a staircase of costs, a drafter that knows itself well or badly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STAIRS: dict[str, dict[int, float]] = {
 
 @dataclass
 class World:
-    """Costs in units of a plain decode, each disturbed by some percent; ``draft_base`` and ``draft_token`` the drafter's."""
+    """Costs in milliseconds, disturbed by some percent; ``draft_base`` and ``draft_token`` are the drafter's."""
 
     verify: dict[int, float]
     draw: Draw
@@ -112,7 +112,9 @@ def automatic(world: World, n_rounds: int, *, request: int = 128, max_draft: int
         if plan.n_draft:
             # The token behind the accepted ones is the target's: it tells about one more of the draft.
             n_agreed = min(n_right, n_accepted + 1)
-            policy.observe_draft(forecast, probabilities, n_agreed, ended=n_agreed == n_right and n_agreed < plan.n_draft)
+            policy.observe_draft(
+                forecast, probabilities, n_agreed, ended=n_agreed == n_right and n_agreed < plan.n_draft
+            )
         policy.observe_round(
             plan,
             n_rows=n_verified + 1,

@@ -48,7 +48,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="its drafter; without one, plain decoding",
     )
     group.add_argument(
-        "--n-draft", metavar="K", type=int, help="tokens drafted per round (default: 7, or what the drafter can)"
+        "--n-draft",
+        metavar="K",
+        type=int,
+        help="tokens drafted per round (default: chosen every round by measurement; 0 is plain decoding)",
     )
     group.add_argument(
         "-c",

@@ -13,7 +13,7 @@ from rich.text import Text
 from dspine_local.checks import need_integer
 from dspine_local.cli import EXIT_DONE, EXIT_FAILED
 from dspine_local.cli.arguments import add_threads_argument
-from dspine_local.demo import N_DRAFT, PROMPTS, DemoRound, demo_engine, run_demo
+from dspine_local.demo import PROMPTS, DemoRound, demo_engine, run_demo
 from dspine_local.progress import progress_bar
 
 
@@ -36,7 +36,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="tokens per answer (default: 128)",
     )
     parser.add_argument(
-        "--n-draft", metavar="K", type=int, default=N_DRAFT, help="tokens drafted (default: %(default)s)"
+        "--n-draft",
+        metavar="K",
+        type=int,
+        help="tokens drafted per round (default: chosen every round by measurement)",
     )
     add_threads_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -57,8 +57,9 @@ def evaluate(
 
     Args:
         max_tokens: Tokens of each answer at most.
-        n_draft: Tokens drafted per round at most; None is the engine's.
+        n_draft: Tokens drafted per round; None is as many as the engine can.
     """
+    n_draft = engine.max_draft if n_draft is None else n_draft
     stats: dict[str, list[GenerationStats]] = {prompt.category: [] for prompt in prompts}
     n_skipped = n_done = 0
 
@@ -89,7 +90,7 @@ def evaluate(
     categories = tuple(summarize(category, found) for category, found in stats.items())
     lengths = [c.acceptance_length for c in categories if c.acceptance_length is not None]
     return EvaluationReport(
-        n_draft=engine.n_draft if n_draft is None else n_draft,
+        n_draft=n_draft,
         max_tokens=max_tokens,
         categories=categories,
         mean=sum(lengths) / len(lengths) if lengths else None,
