@@ -108,6 +108,7 @@ class GenerationOptions:
         stop_tokens: Token ids that end the answer, beside the model's own end-of-generation tokens.
         n_draft: Tokens drafted per round at most, up to the engine's; None is the engine's, 0 plain decoding.
         cache_prompt: Start from the longest beginning of the prompt that a slot still holds.
+        n_probs: Most likely candidates to tell with every token, beside its own log-probability; None tells neither.
         sampling: How tokens are chosen.
     """
 
@@ -116,6 +117,7 @@ class GenerationOptions:
     stop_tokens: Sequence[int] = ()
     n_draft: int | None = None
     cache_prompt: bool = True
+    n_probs: int | None = None
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
 
     def __post_init__(self) -> None:

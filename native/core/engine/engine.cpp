@@ -59,6 +59,9 @@ void Engine::check(const Request & r) const {
     if (r.max_tokens < -1) {
         throw std::invalid_argument("max_tokens = " + std::to_string(r.max_tokens) + ", expected -1 or more");
     }
+    if (r.n_probs < -1) {
+        throw std::invalid_argument("n_probs = " + std::to_string(r.n_probs) + ", expected -1 or more");
+    }
     if (r.n_draft < -1 || (drafter_ != nullptr && r.n_draft > n_draft_max_)) {
         throw std::invalid_argument("n_draft = " + std::to_string(r.n_draft) + ", expected 0 to " +
                                     std::to_string(n_draft_max_));
@@ -182,7 +185,7 @@ void Engine::drop_cancelled(std::vector<StepEvent> & events) {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (auto it = queue_.begin(); it != queue_.end();) {
             if ((*it)->cancelled) {
-                events.push_back({(*it)->id, {}, Finish::cancelled, "", (*it)->stats});
+                events.push_back({(*it)->id, {}, {}, Finish::cancelled, "", (*it)->stats});
                 it = queue_.erase(it);
             } else {
                 ++it;
@@ -194,6 +197,7 @@ void Engine::drop_cancelled(std::vector<StepEvent> & events) {
         if (slot.job && slot.job->cancelled) {
             slot.finish = Finish::cancelled;
             slot.emitted.clear();
+            slot.logprobs.clear();
             release(i, events);
         }
     }
@@ -202,8 +206,10 @@ void Engine::drop_cancelled(std::vector<StepEvent> & events) {
 // Tells what the step did to the slot's request, and frees the slot when it has finished.
 void Engine::release(int32_t index, std::vector<StepEvent> & events) {
     Slot & slot = slots_[static_cast<size_t>(index)];
-    events.push_back({slot.job->id, std::move(slot.emitted), slot.finish, slot.error, slot.job->stats});
+    events.push_back(
+        {slot.job->id, std::move(slot.emitted), std::move(slot.logprobs), slot.finish, slot.error, slot.job->stats});
     slot.emitted.clear();
+    slot.logprobs.clear();
     if (slot.finish == Finish::none) {
         return;
     }
@@ -215,10 +221,19 @@ void Engine::release(int32_t index, std::vector<StepEvent> & events) {
 }
 
 std::vector<StepEvent> Engine::step() {
-    const std::unique_lock<std::mutex> lock(step_mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) {
+    struct Stepping {
+        std::atomic<bool> & flag;
+        const bool first = !flag.exchange(true);
+        ~Stepping() {
+            if (first) {
+                flag = false;
+            }
+        }
+    } const stepping{stepping_};
+    if (!stepping.first) {
         throw std::runtime_error("the engine is being stepped by another thread");
     }
+    const std::lock_guard<std::mutex> lock(step_mutex_);
     std::vector<StepEvent> events;
     drop_cancelled(events);
     admit();

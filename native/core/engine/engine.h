@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "drafter/draft_source.h"
+#include "target/logprobs.h"
 #include "target/sampling.h"
 #include "target/target.h"
 
@@ -22,6 +23,7 @@ struct Request {
     std::vector<int32_t> stop_tokens;
     int32_t n_draft = -1;      // -1: the engine's; 0: plain decoding
     bool cache_prompt = true;  // start from the longest known prefix
+    int32_t n_probs = -1;      // candidates whose log-probabilities are told with every token; -1: none at all
 };
 
 struct RequestStats {
@@ -45,7 +47,8 @@ enum class Finish { none, stop, length, cancelled, error };
 // What one step did to one request.
 struct StepEvent {
     int64_t id;
-    std::vector<int32_t> tokens;  // emitted now, in order
+    std::vector<int32_t> tokens;          // emitted now, in order
+    std::vector<TokenLogprobs> logprobs;  // one per token when asked for, else empty
     Finish finish = Finish::none;
     std::string error;   // with Finish::error
     RequestStats stats;  // final once finished
@@ -58,6 +61,22 @@ struct EngineOptions {
 struct SlotLengths {
     int32_t target;
     int32_t drafter;  // -1 without one
+};
+
+struct SlotInfo {
+    int32_t id;
+    int64_t request;   // -1: idle
+    bool generating;   // false: idle, or reading the prompt
+    int32_t n_cached;  // positions that the target's cache holds
+    int32_t n_prompt;
+    int32_t n_generated;
+};
+
+// An idle slot, outside the engine. `drafter` is empty when there was none.
+struct SlotState {
+    std::vector<int32_t> tokens;
+    std::string target;
+    std::string drafter;
 };
 
 class Engine {
@@ -75,6 +94,13 @@ class Engine {
 
     int32_t n_slots() const { return static_cast<int32_t>(slots_.size()); }
     SlotLengths lengths(int32_t slot) const;
+
+    // slot_state.cpp. Saving, restoring and erasing need an idle slot. Throws std::invalid_argument, and for a state
+    // that does not fit ModelFormatError or ContextLengthError: the slot is then empty, or as it was.
+    std::vector<SlotInfo> slots() const;
+    SlotState save_slot(int32_t slot);
+    void restore_slot(int32_t slot, const SlotState & state);
+    void erase_slot(int32_t slot);
     Target & target() { return *target_; }
 
   private:
@@ -98,6 +124,7 @@ class Engine {
         int32_t n_before = 0;  // committed length when the round began
         std::vector<int32_t> draft;
         std::vector<int32_t> emitted;
+        std::vector<TokenLogprobs> logprobs;  // of these
         Finish finish = Finish::none;
         std::string error;
     };
@@ -112,6 +139,10 @@ class Engine {
     void drop_cancelled(std::vector<StepEvent> & events);
     bool keeps_drafter(const Slot & slot) const { return drafter_ != nullptr && slot.n_draft > 0; }
     void release(int32_t index, std::vector<StepEvent> & events);
+
+    // slot_state.cpp
+    Slot & idle_slot(int32_t index);
+    void erase(Slot & slot, int32_t index);
 
     // engine_round.cpp
     int32_t draft_limit(const Slot & slot) const;
@@ -130,7 +161,8 @@ class Engine {
     EngineOptions options_;
     std::vector<Slot> slots_;
     int32_t n_draft_max_ = 0;
-    mutable std::mutex step_mutex_;  // one step at a time
+    std::atomic<bool> stepping_{false};  // one step at a time
+    mutable std::mutex step_mutex_;      // of slots and caches
 
     mutable std::mutex mutex_;  // of what follows
     std::deque<std::shared_ptr<Job>> queue_;
