@@ -188,6 +188,9 @@ class SamplingParams:
     dry_base: float
     dry_allowed_length: int
     dry_penalty_last_n: int
+    dry_sequence_breakers: list[str]
+    samplers: list[str]
+    min_keep: int
     logit_bias: list[tuple[int, float]]
     ignore_eos: bool
     grammar: str
@@ -237,10 +240,11 @@ class SlotState:
 class StepEvent:
     """What one step did to one request; ``finish_reason`` is None, stop, length, cancelled or error.
 
-    ``logprobs`` has one entry per token when ``n_probs`` was given, else none.
+    ``logprobs`` has one entry per token when ``n_probs`` was given, else none. ``slot`` is -1 while it is queued.
     """
 
     id: int
+    slot: int
     tokens: list[int]
     logprobs: list[TokenLogprobs]
     finish_reason: str | None

@@ -198,7 +198,7 @@ class Generation(Iterator[str]):
 
     Leaving a ``with`` block, ``close()``, or an exception while iterating ends the request and frees its slot.
     ``finish_reason`` is ``"stop"``, ``"length"`` or ``"cancelled"`` once finished, None before; ``stop_text`` is the
-    stop text that ended it. ``logprobs`` has an entry per token when ``n_probs`` was given.
+    stop text that ended it. ``slot`` is where it runs, None while it is queued. ``logprobs`` has an entry per token when ``n_probs`` was given.
     """
 
     def __init__(self, engine: Engine, request_id: int, prompt: list[int], options: GenerationOptions) -> None:
@@ -211,6 +211,7 @@ class Generation(Iterator[str]):
         self.logprobs: list[TokenLogprobs] = []
         self.finish_reason: str | None = None
         self.stats: GenerationStats | None = None
+        self.slot: int | None = None
 
     @property
     def stop_text(self) -> str | None:
@@ -292,6 +293,7 @@ class Generation(Iterator[str]):
         logprobs = tuple(event.logprobs[: len(tokens)])
         self.logprobs.extend(logprobs)
         self.stats = replace(stats, generated=len(self.tokens))
+        self.slot = event.slot
         if event.finish_reason is not None:
             text += self._stream.finish()
             self.finish_reason = "stop" if self._stream.stopped else event.finish_reason

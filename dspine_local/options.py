@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 from dspine_local import _native
 
 RANDOM_SEED = 0xFFFFFFFF
+SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+_LISTS = ("dry_sequence_breakers", "samplers", "logit_bias")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,9 @@ class SamplingOptions:
         seed: Of the random numbers; the default draws one.
         temperature: Unitless, >= 0; 0 is greedy.
         repeat_last_n: Tokens that the penalties look back on; -1 is the whole context.
+        dry_sequence_breakers: Texts that end a repetition for DRY.
+        samplers: Names in the order in which they are applied; one that is not named is not used.
+        min_keep: Tokens that ``typ_p``, ``top_p``, ``min_p`` and ``xtc`` leave at least.
         logit_bias: Pairs of token id and value added to its logit.
         ignore_eos: Never choose an end-of-generation token.
         grammar: GBNF that the answer follows; empty is none.
@@ -79,6 +84,9 @@ class SamplingOptions:
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1
+    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
+    samplers: Sequence[str] = SAMPLERS
+    min_keep: int = 0
     logit_bias: Sequence[tuple[int, float]] = ()
     ignore_eos: bool = False
     grammar: str = ""
@@ -89,7 +97,7 @@ class SamplingOptions:
         for option in fields(self):
             value = getattr(self, option.name)
             try:
-                setattr(params, option.name, list(value) if option.name == "logit_bias" else value)
+                setattr(params, option.name, list(value) if option.name in _LISTS else value)
             except TypeError as error:
                 raise ValueError(f"{option.name} = {value!r}, expected {option.type}") from error
         return params

@@ -90,6 +90,9 @@ void bind_engine(py::module_ & m) {
         .def_readwrite("dry_base", &SamplingParams::dry_base)
         .def_readwrite("dry_allowed_length", &SamplingParams::dry_allowed_length)
         .def_readwrite("dry_penalty_last_n", &SamplingParams::dry_penalty_last_n)
+        .def_readwrite("dry_sequence_breakers", &SamplingParams::dry_sequence_breakers)
+        .def_readwrite("samplers", &SamplingParams::samplers)
+        .def_readwrite("min_keep", &SamplingParams::min_keep)
         .def_readwrite("logit_bias", &SamplingParams::logit_bias)
         .def_readwrite("ignore_eos", &SamplingParams::ignore_eos)
         .def_readwrite("grammar", &SamplingParams::grammar);
@@ -129,6 +132,7 @@ void bind_engine(py::module_ & m) {
         .def_property_readonly("drafter", [](const SlotState & s) { return py::bytes(s.drafter); });
     py::class_<StepEvent>(m, "StepEvent")
         .def_readonly("id", &StepEvent::id)
+        .def_readonly("slot", &StepEvent::slot)
         .def_readonly("tokens", &StepEvent::tokens)
         .def_readonly("logprobs", &StepEvent::logprobs)
         .def_property_readonly("finish_reason", [](const StepEvent & e) { return finish_name(e.finish); })

@@ -185,7 +185,7 @@ void Engine::drop_cancelled(std::vector<StepEvent> & events) {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (auto it = queue_.begin(); it != queue_.end();) {
             if ((*it)->cancelled) {
-                events.push_back({(*it)->id, {}, {}, Finish::cancelled, "", (*it)->stats});
+                events.push_back({(*it)->id, {}, {}, Finish::cancelled, "", (*it)->stats, -1});
                 it = queue_.erase(it);
             } else {
                 ++it;

@@ -52,6 +52,7 @@ struct StepEvent {
     Finish finish = Finish::none;
     std::string error;   // with Finish::error
     RequestStats stats;  // final once finished
+    int32_t slot = -1;   // -1: it was still queued
 };
 
 struct EngineOptions {
