@@ -198,7 +198,8 @@ class Generation(Iterator[str]):
 
     Leaving a ``with`` block, ``close()``, or an exception while iterating ends the request and frees its slot.
     ``finish_reason`` is ``"stop"``, ``"length"`` or ``"cancelled"`` once finished, None before; ``stop_text`` is the
-    stop text that ended it. ``slot`` is where it runs, None while it is queued. ``logprobs`` has an entry per token when ``n_probs`` was given.
+    stop text that ended it. ``slot`` is where it runs, None while it is queued. ``logprobs`` has an entry per token
+    when ``n_probs`` was given.
     """
 
     def __init__(self, engine: Engine, request_id: int, prompt: list[int], options: GenerationOptions) -> None:

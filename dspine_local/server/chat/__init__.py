@@ -1,0 +1,1 @@
+"""Chats: messages to a prompt, and the answer's text to content, reasoning and tool calls."""
