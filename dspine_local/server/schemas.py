@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -17,6 +17,24 @@ MAX_PROMPTS = 256
 
 class _Fields(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_characters(cls, data: Any) -> Any:
+        """JSON can escape half of a surrogate pair, which is no text."""
+        todo = [data]
+        while todo:
+            value = todo.pop()
+            if isinstance(value, str):
+                try:
+                    value.encode("utf-8")
+                except UnicodeEncodeError:
+                    raise ValueError("a text has half of a surrogate pair, expected whole characters") from None
+            elif isinstance(value, dict):
+                todo.extend((*value.keys(), *value.values()))
+            elif isinstance(value, list):
+                todo.extend(value)
+        return data
 
 
 class SamplingFields(_Fields):

@@ -84,7 +84,8 @@ class _Describe:
 
     def choice(self, index: int, events: list[Event], text: str) -> Json:
         entries = [entry for e in events for entry in probabilities(e.chunk, self._tokenizer)]
-        logprobs = legacy_logprobs(entries, self._offsets[index]) if entries else None
+        n_echoed = len(text) - sum(len(e.chunk.text) for e in events)
+        logprobs = legacy_logprobs(entries, self._offsets[index] + n_echoed) if entries else None
         self._offsets[index] += len(text)
         return {
             "text": text,

@@ -206,8 +206,8 @@ void Engine::drop_cancelled(std::vector<StepEvent> & events) {
 // Tells what the step did to the slot's request, and frees the slot when it has finished.
 void Engine::release(int32_t index, std::vector<StepEvent> & events) {
     Slot & slot = slots_[static_cast<size_t>(index)];
-    events.push_back(
-        {slot.job->id, std::move(slot.emitted), std::move(slot.logprobs), slot.finish, slot.error, slot.job->stats});
+    events.push_back({slot.job->id, std::move(slot.emitted), std::move(slot.logprobs), slot.finish, slot.error,
+                      slot.job->stats, index});
     slot.emitted.clear();
     slot.logprobs.clear();
     if (slot.finish == Finish::none) {

@@ -1,0 +1,113 @@
+"""The rig of the server's tests: a real server on a free port, in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+
+from dspine_local import Engine
+from dspine_local.server import ServerOptions, create_app
+from dspine_local.server.state import ServerState
+
+PROMPT = "The quick brown fox jumps over the lazy dog."
+TIMEOUT_S = 60
+
+
+class RunningServer:
+    """A server; ``client`` talks to it."""
+
+    def __init__(self, load: Callable[[], Engine], options: ServerOptions) -> None:
+        app = create_app(load, options)
+        self.state: ServerState = app.state.server
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=1, lifespan="on")
+        )
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self.client = httpx.Client(base_url=self.url, timeout=TIMEOUT_S)
+
+    def _run(self) -> None:
+        asyncio.run(self._server.serve(sockets=[self._listener]))
+
+    def wait(self) -> None:
+        """Until the models are loaded."""
+        wait_for(lambda: self.client.get("/health").status_code == 200)
+
+    def stop(self) -> None:
+        self.client.close()
+        self._server.should_exit = True
+        self._thread.join(TIMEOUT_S)
+        self._listener.close()
+        assert not self._thread.is_alive()
+
+    def post(self, path: str, expect: int = 200, **body: Any) -> Any:
+        """A JSON request; the JSON answer, which must have this code."""
+        response = self.client.post(path, json=body)
+        assert response.status_code == expect, response.text
+        return response.json()
+
+    def events(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """All events of a stream."""
+        with self.client.stream("POST", path, json={**body, "stream": True}) as response:
+            assert response.status_code == 200
+            assert response.headers["content-type"].startswith("text/event-stream")
+            return list(parse_events(response.iter_lines()))
+
+    def slots(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.client.get("/slots").json()
+        return found
+
+    def is_idle(self) -> bool:
+        return self.state.scheduler.n_unfinished == 0 and not any(slot["is_processing"] for slot in self.slots())
+
+
+def parse_events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """The JSON of server-sent events; ``[DONE]`` must be the last."""
+    done = False
+    for line in lines:
+        if line.startswith("data: "):
+            assert not done, "an event after [DONE]"
+            if line == "data: [DONE]":
+                done = True
+            else:
+                yield json.loads(line[len("data: ") :])
+        else:
+            assert line == "" or line.startswith(":")
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> float:
+    """Seconds until it holds."""
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < timeout_s, "it never came true"
+        time.sleep(0.02)
+    return time.monotonic() - begin
+
+
+def open_engine(pair: tuple[Path, Path], **options: Any) -> Engine:
+    """Settings under which a batch gives each token the logits it has alone."""
+    settings: dict[str, Any] = {"n_ctx": 2048, "n_parallel": 2, "n_ubatch": 32, "flash_attn": "on", "n_threads": 1}
+    return Engine(*pair, **(settings | options))
+
+
+@contextmanager
+def serving(engine: Engine, **options: Any) -> Iterator[RunningServer]:
+    """A server over an engine that is loaded already."""
+    server = RunningServer(lambda: engine, ServerOptions(**({"model_path": "tiny.gguf"} | options)))
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.stop()
