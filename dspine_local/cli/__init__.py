@@ -11,7 +11,7 @@ from importlib import import_module
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
-COMMANDS = ("convert", "inspect", "parity", "generate", "serve", "demo", "train", "eval")
+COMMANDS = ("convert", "inspect", "parity", "generate", "chat", "serve", "demo", "train", "eval")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -8,9 +8,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from dspine_local.chat.parser import AnswerParser, Delta
 from dspine_local.options import GenerationOptions
-from dspine_local.server.chat.parser import AnswerParser, Delta
-from dspine_local.server.chat.prompt import ChatPrompt, answer_gbnf, render
+from dspine_local.server.chat_prompt import ChatPrompt, answer_gbnf, render
 from dspine_local.server.errors import invalid
 from dspine_local.server.payloads import Json, Provenance, envelope, new_id, now, probabilities, timings, usage
 from dspine_local.server.routes.common import ERRORS, State, check_request, collect, in_thread, start, stream

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from dspine_local.server.chat.prompt import render
+from dspine_local.server.chat_prompt import render
 from dspine_local.server.errors import invalid
 from dspine_local.server.routes.common import ERRORS, State, in_thread
 from dspine_local.server.schemas import ChatFields, DetokenizeRequest, TokenizeRequest

@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from dspine_local.chat.parser import END_THINK, THINK
+from dspine_local.chat.tools import calls_gbnf, style_of, system_text
 from dspine_local.grammar import JSON_OBJECT, schema_to_gbnf
-from dspine_local.server.chat.parser import END_THINK, THINK
-from dspine_local.server.chat.tools import calls_gbnf, style_of, system_text
 from dspine_local.server.errors import ApiError, invalid
 from dspine_local.server.schemas import ChatFields, ChatMessage, ChatRequest
 from dspine_local.tokenizer import Tokenizer

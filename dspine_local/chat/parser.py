@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dspine_local.server.chat.tools import CLOSE, OPEN, ToolCall, parse_call
+from dspine_local.chat.tools import CLOSE, OPEN, ToolCall, parse_call
 
 THINK, END_THINK = "<think>", "</think>"
 
@@ -95,7 +95,7 @@ class AnswerParser:
         n_keep = 0 if final else _overlap(self._held, tag)
         certain = self._held[: len(self._held) - n_keep]
         if not final:  # blank space in front of a tag is not part of the text
-            certain = certain.rstrip() if kind == "reasoning" or n_keep else certain
+            certain = certain.rstrip()
         self._held = self._held[len(certain) :]
         self._give(certain, kind, out)
         return False
