@@ -19,6 +19,8 @@ from dspine_local.server.middleware import Gate
 from dspine_local.server.routes import chat, completion, openai_completion, server_info, slots, tokens
 from dspine_local.server.state import ServerState
 
+# Nothing from elsewhere, no inline scripts, and no page may frame this one.
+_POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 WEB = Path(__file__).parent / "web"
 
 
@@ -59,7 +61,7 @@ def create_app(load: Callable[[], Engine], options: ServerOptions) -> FastAPI:
 
 
 async def _page() -> FileResponse:
-    return FileResponse(WEB / "index.html")
+    return FileResponse(WEB / "index.html", headers={"Content-Security-Policy": _POLICY})
 
 
 def _describe_errors(app: FastAPI) -> None:
