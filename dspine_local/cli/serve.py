@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import ipaddress
 import logging
 import socket
@@ -79,7 +80,14 @@ def run(args: argparse.Namespace) -> int:
         config = uvicorn.Config(
             app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S
         )
-        server = uvicorn.Server(config)
+
+        class Server(uvicorn.Server):
+            async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+                # Answers end first: uvicorn would wait for them.
+                await asyncio.to_thread(app.state.server.close)
+                await super().shutdown(sockets)
+
+        server = Server(config)
         app.state.server.when_failed = lambda: setattr(server, "should_exit", True)
         server.run(sockets=[listener])
     if app.state.server.error is not None:

@@ -45,7 +45,7 @@ def create_app(load: Callable[[], Engine], options: ServerOptions) -> FastAPI:
         title="dspine-local",
         description="llama-server's and OpenAI's endpoints for a GGUF target with a DSpine drafter.",
         lifespan=lifespan,
-        strict_content_type=False,  # curl -d says form; the gate keeps other web pages out
+        strict_content_type=False,  # the gate keeps other web pages out
         docs_url=None,
         redoc_url=None,
     )

@@ -34,6 +34,7 @@ class Gate:
                 await error.response()(scope, receive, send)
                 return
             receive = self._limited(receive)
+            scope = {**scope, "headers": [_as_json(header) for header in scope["headers"]]}
         await self._app(scope, receive, send)
 
     def _limited(self, receive: Receive) -> Receive:
@@ -74,6 +75,12 @@ def has_key(headers: Headers, keys: Sequence[str]) -> bool:
     scheme, _, rest = given.partition(" ")
     key = (rest.strip() if scheme.lower() == "bearer" else given).encode("utf-8", "surrogateescape")
     return sum(hmac.compare_digest(key, known.encode()) for known in keys) > 0  # no early end
+
+
+def _as_json(header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+    """``curl -d`` calls everything a form, and llama-server does not mind; nothing here takes forms."""
+    is_form = header[0] == b"content-type" and header[1].startswith(b"application/x-www-form-urlencoded")
+    return (header[0], b"application/json") if is_form else header
 
 
 def is_foreign(headers: Headers) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Self, TypeVar
 
 from dspine_local.engine import Chunk, Engine, Generation
+from dspine_local.server.errors import ApiError
 from dspine_local.server.metrics import Metrics
 
 logger = logging.getLogger("dspine_local.server")
@@ -149,7 +150,7 @@ class Scheduler:
             for answers in self._watched:
                 self._deliver(answers)
         for answers in self._watched:
-            answers.put(RuntimeError("the server is stopping"))
+            answers.put(ApiError(503, "the server is stopping"))
             answers.cancelled = True
         self._take_orders()
 
