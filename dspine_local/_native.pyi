@@ -267,6 +267,7 @@ class Engine:
         n_draft: int = -1,
         cache_prompt: bool = True,
         n_probs: int = -1,
+        slot: int = -1,
     ) -> int:
         """Queue a request; its id. Raises ValueError, ContextLengthError."""
     def cancel(self, id: int) -> bool: ...  # noqa: A002 - the module's own name

@@ -83,6 +83,7 @@ class Engine:
             n_draft=-1 if request.n_draft is None else request.n_draft,
             cache_prompt=request.cache_prompt,
             n_probs=-1 if request.n_probs is None else request.n_probs,
+            slot=-1 if request.slot is None else request.slot,
         )
         self._events.setdefault(request_id, deque())  # its first event may have come already
         return Generation(self, request_id, tokens, request)

@@ -117,6 +117,7 @@ class GenerationOptions:
         n_draft: Tokens drafted per round at most, up to the engine's; None is the engine's, 0 plain decoding.
         cache_prompt: Start from the longest beginning of the prompt that a slot still holds.
         n_probs: Most likely candidates to tell with every token, beside its own log-probability; None tells neither.
+        slot: Wait for this slot; None takes the free one that shares the longest beginning.
         sampling: How tokens are chosen.
     """
 
@@ -126,6 +127,7 @@ class GenerationOptions:
     n_draft: int | None = None
     cache_prompt: bool = True
     n_probs: int | None = None
+    slot: int | None = None
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
 
     def __post_init__(self) -> None:

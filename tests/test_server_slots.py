@@ -132,6 +132,27 @@ def test_saving_waits_for_a_busy_slot(server: RunningServer) -> None:
     assert server.post(f"/slots/{busy}?action=save", filename="busy.bin")["n_saved"] > 0
 
 
+def test_a_request_may_wait_for_its_slot(server: RunningServer) -> None:
+    """Others pass it meanwhile."""
+    for slot in (1, 0, 1):
+        assert server.post("/completion", prompt="A", n_predict=2, id_slot=slot)["id_slot"] == slot
+    got: list[int] = []
+    body = {"prompt": "B", "stream": True, "id_slot": 0, **ENDLESS}
+    with server.client.stream("POST", "/completion", json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        waiter = threading.Thread(
+            target=lambda: got.append(server.post("/completion", prompt="C", n_predict=2, id_slot=0)["id_slot"])
+        )
+        waiter.start()
+        wait_for(lambda: server.state.scheduler.n_unfinished == 2)
+        with httpx.Client(base_url=server.url, timeout=TIMEOUT_S) as other:
+            assert other.post("/completion", json={"prompt": "D", "n_predict": 2}).json()["id_slot"] == 1
+        assert got == []
+    waiter.join(TIMEOUT_S)
+    assert got == [0]
+
+
 def crowd(server: RunningServer, expected: dict[str, str], n_clients: int, seconds: float) -> tuple[int, list[str]]:
     """Streaming clients, some of whom hang up; how many answers were finished, and what was wrong with them."""
     wrong: list[str] = []

@@ -56,6 +56,7 @@ def generation_options(
         n_draft=None if request.n_draft is None or request.n_draft < 0 else request.n_draft,
         cache_prompt=request.cache_prompt is not False,
         n_probs=n_probs,
+        slot=None if request.id_slot is None or request.id_slot < 0 else request.id_slot,
         sampling=_sampling(request, defaults.sampling, tokenizer, grammar),
     )
 

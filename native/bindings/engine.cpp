@@ -151,14 +151,14 @@ void bind_engine(py::module_ & m) {
         .def(
             "submit",
             [](Engine & e, std::vector<int32_t> tokens, const SamplingParams & sampling, int32_t max_tokens,
-               std::vector<int32_t> stop_tokens, int32_t n_draft, bool cache_prompt, int32_t n_probs) {
+               std::vector<int32_t> stop_tokens, int32_t n_draft, bool cache_prompt, int32_t n_probs, int32_t slot) {
                 const py::gil_scoped_release release;
-                return e.submit(
-                    {std::move(tokens), sampling, max_tokens, std::move(stop_tokens), n_draft, cache_prompt, n_probs});
+                return e.submit({std::move(tokens), sampling, max_tokens, std::move(stop_tokens), n_draft, cache_prompt,
+                                 n_probs, slot});
             },
             py::arg("tokens"), py::arg("sampling"), py::kw_only(), py::arg("max_tokens") = -1,
             py::arg("stop_tokens") = std::vector<int32_t>{}, py::arg("n_draft") = -1, py::arg("cache_prompt") = true,
-            py::arg("n_probs") = -1)
+            py::arg("n_probs") = -1, py::arg("slot") = -1)
         .def("cancel", &Engine::cancel, py::arg("id"), py::call_guard<py::gil_scoped_release>())
         .def("has_work", &Engine::has_work, py::call_guard<py::gil_scoped_release>())
         .def("step", &Engine::step, py::call_guard<py::gil_scoped_release>())

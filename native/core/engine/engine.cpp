@@ -59,6 +59,10 @@ void Engine::check(const Request & r) const {
     if (r.max_tokens < -1) {
         throw std::invalid_argument("max_tokens = " + std::to_string(r.max_tokens) + ", expected -1 or more");
     }
+    if (r.slot < -1 || r.slot >= n_slots()) {
+        throw std::invalid_argument("slot = " + std::to_string(r.slot) + ", expected -1 to " +
+                                    std::to_string(n_slots() - 1));
+    }
     if (r.n_probs < -1) {
         throw std::invalid_argument("n_probs = " + std::to_string(r.n_probs) + ", expected -1 or more");
     }
@@ -113,7 +117,7 @@ int32_t Engine::choose_slot(const Request & request) const {
     size_t best_prefix = 0;
     for (int32_t i = 0; i < n_slots(); ++i) {
         const Slot & slot = slots_[static_cast<size_t>(i)];
-        if (slot.job) {
+        if (slot.job || (request.slot >= 0 && request.slot != i)) {
             continue;
         }
         const size_t prefix = request.cache_prompt ? common_prefix(slot.tokens, request.tokens) : 0;
@@ -153,15 +157,16 @@ void Engine::admit() {
         int32_t index = -1;
         {
             const std::lock_guard<std::mutex> lock(mutex_);
-            if (queue_.empty()) {
+            // In order, but one that waits for a certain slot holds up nobody else.
+            const auto next = std::find_if(queue_.begin(), queue_.end(), [&](const std::shared_ptr<Job> & waiting) {
+                index = choose_slot(waiting->request);
+                return index >= 0;
+            });
+            if (next == queue_.end()) {
                 return;
             }
-            index = choose_slot(queue_.front()->request);
-            if (index < 0) {
-                return;
-            }
-            job = queue_.front();
-            queue_.pop_front();
+            job = *next;
+            queue_.erase(next);
             running_.push_back(job);
         }
         Slot & slot = slots_[static_cast<size_t>(index)];

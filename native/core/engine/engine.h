@@ -24,6 +24,7 @@ struct Request {
     int32_t n_draft = -1;      // -1: the engine's; 0: plain decoding
     bool cache_prompt = true;  // start from the longest known prefix
     int32_t n_probs = -1;      // candidates whose log-probabilities are told with every token; -1: none at all
+    int32_t slot = -1;         // wait for this one; -1: any
 };
 
 struct RequestStats {

@@ -1,4 +1,5 @@
 // A sequence's state as bytes and back, by llama.cpp's own format. Called by the engine's slot_state.cpp.
+#include "base/abort_guard.h"
 #include "base/errors.h"
 #include "base/log.h"
 #include "target/target.h"
@@ -17,20 +18,23 @@ std::string Target::save_state(int32_t seq) const {
 
 void Target::load_state(int32_t seq, const std::string & state, int32_t n) {
     const LogScope log;
-    clear(seq);
+    const AbortGuard guard;
+    const llama_memory_t memory = llama_get_memory(ctx_.get());
+    const auto empty = [&] { llama_memory_seq_rm(memory, seq, -1, -1); };  // whatever positions a bad state left
+    empty();
     const size_t n_read =
         state.empty()
             ? 0
             : llama_state_seq_set_data(ctx_.get(), reinterpret_cast<const uint8_t *>(state.data()), state.size(), seq);
     last_decoded_[static_cast<size_t>(seq)] = 0;  // a state holds no snapshots
-    if (n_read == state.size() && n_read > 0 && length(seq) == n) {
+    const bool from_start = recurrent_ || llama_memory_seq_pos_min(memory, seq) == 0;
+    if (n_read == state.size() && n_read > 0 && length(seq) == n && from_start) {
         return;
     }
-    const int32_t found = length(seq);
-    clear(seq);
+    empty();
     throw ModelFormatError("the saved state does not fit: llama.cpp read " + std::to_string(n_read) + " of " +
-                           std::to_string(state.size()) + " bytes and " + std::to_string(found) + " of " +
-                           std::to_string(n) + " positions" + log.reason());
+                           std::to_string(state.size()) + " bytes, expected " + std::to_string(n) + " positions" +
+                           log.reason());
 }
 
 }  // namespace dspine
