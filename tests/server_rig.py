@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 import threading
 import time
@@ -111,3 +112,43 @@ def serving(engine: Engine, **options: Any) -> Iterator[RunningServer]:
         yield server
     finally:
         server.stop()
+
+
+def crowd(server: RunningServer, expected: dict[str, str], n_clients: int, seconds: float) -> tuple[int, list[str]]:
+    """Streaming clients, some of whom hang up; how many answers were finished, and what was wrong with them."""
+    wrong: list[str] = []
+    n_finished = [0] * n_clients
+    stop = threading.Event()
+
+    def client_loop(index: int) -> None:
+        rng = random.Random(index)
+        with httpx.Client(base_url=server.url, timeout=TIMEOUT_S) as client:
+            while not stop.is_set():
+                prompt = rng.choice(list(expected))
+                limit = rng.choice([None, None, rng.randint(0, 6)])
+                body = {"prompt": prompt, "n_predict": 40, "temperature": 0, "stream": True}
+                text = ""
+                with client.stream("POST", "/completion", json=body) as response:
+                    if response.status_code != 200:
+                        wrong.append(f"status {response.status_code}")
+                        return
+                    for n, event in enumerate(parse_events(response.iter_lines())):
+                        if "error" in event:
+                            wrong.append(str(event))
+                            return
+                        text += event["content"]
+                        if n == limit:
+                            break
+                    else:
+                        n_finished[index] += 1
+                        if text != expected[prompt]:
+                            wrong.append(f"{prompt!r} got {text!r}")
+
+    threads = [threading.Thread(target=client_loop, args=(i,)) for i in range(n_clients)]
+    for thread in threads:
+        thread.start()
+    stop.wait(seconds)
+    stop.set()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    return sum(n_finished), wrong
