@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from dspine_local.convert.fields import load_json
 from dspine_local.errors import ModelFormatError
+from dspine_local.files import need_regular
 
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"
@@ -139,8 +140,7 @@ def read_flag(tensor: StoredTensor) -> bool:
 
 
 def _unnested(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise FileNotFoundError(f"no such file: '{path}' (the checkpoint's config)")
+    need_regular(path, "the checkpoint's config")
     config = load_json(path)
     inner = config.get("config")
     if inner is None:
@@ -153,6 +153,7 @@ def _unnested(path: Path) -> dict[str, Any]:
 
 
 def _read_header(file: Path) -> list[StoredTensor]:
+    need_regular(file, "tensors of the checkpoint")
     try:
         # The official reader checks sizes, offsets and types; gguf's gives the places in the file.
         with safe_open(file, framework="numpy"):
@@ -160,17 +161,20 @@ def _read_header(file: Path) -> list[StoredTensor]:
         found = SafetensorsLocal(file).tensors
     except (SafetensorError, ValueError) as error:
         raise ModelFormatError(f"'{file}' is not a whole safetensors file: {error}") from error
+    except OSError as error:
+        raise OSError(error.errno, f"could not read: {error.strerror or error}", str(file)) from error
     return [StoredTensor(name, file, t.dtype, t.shape, t.data_range.offset) for name, t in found.items()]
 
 
 def _check_index(folder: Path, tensors: dict[str, StoredTensor]) -> None:
     path = folder / INDEX_FILE
+    need_regular(path, "the checkpoint's list of shards")
     weight_map = load_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise ModelFormatError(f"'{path}' has no 'weight_map' from tensor names to file names")
     for shard in sorted(set(weight_map.values())):
-        if Path(shard).name != shard:
-            raise ModelFormatError(f"'{path}' names the shard '{shard}', expected a file of the same folder")
+        if Path(shard).name != shard or "\0" in shard:
+            raise ModelFormatError(f"'{path}' names the shard {shard!r}, expected a file of the same folder")
         if not (folder / shard).exists():
             raise FileNotFoundError(f"no such file: '{folder / shard}' (a shard that '{path}' lists)")
     for name, shard in weight_map.items():

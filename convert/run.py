@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
@@ -18,6 +19,7 @@ from dspine_local.convert.pairing import TargetIdentity, check_target
 from dspine_local.convert.schema import ARCHITECTURE, Key
 from dspine_local.convert.tensors import plan_tensors
 from dspine_local.convert.writer import Progress, Value, choose_types, write_gguf
+from dspine_local.files import checked_path, output_path
 
 
 @dataclass(frozen=True)
@@ -49,23 +51,23 @@ def convert_checkpoint(
 
     Args:
         checkpoint_dir: Folder with ``config.json`` and safetensors files.
-        out_path: The GGUF file to write; its folder must exist.
+        out_path: The GGUF file to write; its folder must exist. A symbolic link stays one: its file is written.
         outtype: Type of the matrices, one of ``OUTTYPES``; norms and biases stay float32.
         target: GGUF of the target, to check against and to remember the vocabulary of.
         progress: Called with bytes done, bytes in all and the tensor's name.
-        overwrite: Replace an existing output file.
+        overwrite: Replace an existing output file. Never anything but a regular file.
     Raises:
         FileNotFoundError: The folder, a file of it, the target, or the output's folder is missing.
         FileExistsError: The output exists and ``overwrite`` is false.
         ModelFormatError: The checkpoint or the target is damaged or not supported.
         PairingError: The drafter was not made for the target.
-        ValueError: Unknown ``outtype``, or an output that would replace an input.
+        ValueError: Unknown ``outtype``, or an output that would replace an input or is no regular file.
     """
     wanted = parse_outtype(outtype)
-    out = Path(out_path)
-    checkpoint = open_checkpoint(Path(checkpoint_dir))
-    target_path = None if target is None else Path(target)
-    _check_output(out, overwrite, checkpoint, target_path)
+    checkpoint = open_checkpoint(checked_path(checkpoint_dir))
+    target_path = None if target is None else checked_path(target)
+    _keep_inputs(checked_path(out_path), checkpoint, target_path)
+    out = output_path(out_path, overwrite=overwrite, hint="give another name, or --force to replace it")
     config = read_config(checkpoint.config, checkpoint.config_file, {n: t.shape for n, t in checkpoint.tensors.items()})
     planned = plan_tensors(checkpoint, config)
     identity = None if target_path is None else check_target(target_path, config)
@@ -73,7 +75,7 @@ def convert_checkpoint(
     name = _model_name(checkpoint)
     n_bytes = write_gguf(out, ARCHITECTURE, metadata(config, name, wanted, identity), outputs, progress)
     return ConversionReport(
-        path=out,
+        path=Path(out_path),
         name=name,
         outtype=wanted.name,
         injection=config.injection is not None,
@@ -139,16 +141,11 @@ def metadata(
     return pairs
 
 
-def _check_output(out: Path, overwrite: bool, checkpoint: Checkpoint, target: Path | None) -> None:
-    if not out.parent.is_dir():
-        raise FileNotFoundError(f"no such folder: '{out.parent}' (for the output '{out.name}')")
-    if out.is_dir():
-        raise ValueError(f"the output '{out}' is a folder, expected a file name such as drafter.gguf")
+def _keep_inputs(out: Path, checkpoint: Checkpoint, target: Path | None) -> None:
     inputs = {*checkpoint.files, checkpoint.config_file} | ({target} if target is not None else set())
-    if out.resolve() in {path.resolve() for path in inputs}:
+    # Not Path.resolve, which raises for links in a circle.
+    if os.path.realpath(out) in {os.path.realpath(path) for path in inputs}:
         raise ValueError(f"the output '{out}' would replace an input of the conversion")
-    if out.exists() and not overwrite:
-        raise FileExistsError(f"'{out}' exists; give another name, or --force to replace it")
 
 
 def _model_name(checkpoint: Checkpoint) -> str:

@@ -2,6 +2,6 @@
 
 import sys
 
-from dspine_local.cli import main
+from dspine_local.command import main
 
 sys.exit(main())

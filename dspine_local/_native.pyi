@@ -1,5 +1,6 @@
 """The compiled extension's interface (native/bindings/). A test holds it against the built module."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -204,6 +205,7 @@ class RequestStats:
     n_rounds: int
     n_drafted: int
     n_accepted: int
+    rounds_by_draft: list[int]
     drafted_at: list[int]
     accepted_at: list[int]
     prefill_us: int
@@ -251,12 +253,78 @@ class StepEvent:
     error: str
     stats: RequestStats
 
+Costs = list[tuple[int, float]]  # microseconds by number of columns, in rising order
+
+class Forecast:
+    """What the next draft of one request is worth."""
+
+class DraftPlan:
+    n_draft: int
+    probe: bool
+    rate: float
+
+class DraftLengthPolicy:
+    """How many tokens to draft (docs/draft-length.md): reads no clock, so that rounds can be replayed.
+
+    Slots are pairs of a request's forecast and the longest draft that it can use.
+    """
+
+    def __init__(self, verify_costs: Costs, draft_costs: Costs) -> None:
+        """Raises ValueError for costs that are not positive or not in rising order of columns."""
+    @property
+    def verify_costs(self) -> Costs: ...
+    @property
+    def draft_costs(self) -> Costs: ...
+    def plan(self, slots: list[tuple[Forecast, int]], n_other: int = 0) -> DraftPlan: ...
+    def cut(
+        self, plan: DraftPlan, slots: list[tuple[Forecast, int]], probabilities: list[list[float]], n_other: int = 0
+    ) -> list[int]:
+        """How many tokens of each draft to verify, from the drafter's probabilities of them."""
+    def observe_draft(
+        self,
+        forecast: Forecast,
+        probabilities: list[float],
+        n_agreed: int,
+        ended: bool,
+    ) -> None:
+        """n_agreed tokens of the draft's beginning were emitted; with `ended`, the next one is known to differ."""
+    def observe_round(
+        self,
+        plan: DraftPlan,
+        *,
+        n_rows: int,
+        n_columns: int,
+        verify_us: float,
+        draft_us: float,
+        rest_us: float,
+        n_emitted: int,
+    ) -> None: ...
+
+def measure_costs(
+    target: Target,
+    drafter: DraftSource,
+    *,
+    budget_s: float = 1.5,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Costs, Costs]:
+    """Time the target's decode by tokens and the drafter by draft length; both caches are emptied."""
+
 class Engine:
     """Rounds of draft and verify. One thread steps; submit and cancel are allowed from any."""
 
     n_slots: int
+    costs: tuple[Costs, Costs] | None  # what the automatic draft length goes by now
 
-    def __init__(self, target: Target, drafter: DraftSource | None = None, *, n_draft: int = 7) -> None: ...
+    def __init__(
+        self,
+        target: Target,
+        drafter: DraftSource | None = None,
+        *,
+        n_draft: int | None = 7,
+        verify_costs: Costs = ...,
+        draft_costs: Costs = ...,
+    ) -> None:
+        """n_draft None: chosen every round, from the costs that were measured."""
     def submit(
         self,
         tokens: list[int],
@@ -264,7 +332,7 @@ class Engine:
         *,
         max_tokens: int = -1,
         stop_tokens: list[int] = ...,
-        n_draft: int = -1,
+        n_draft: int | None = None,
         cache_prompt: bool = True,
         n_probs: int = -1,
         slot: int = -1,

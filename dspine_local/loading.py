@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import version
-from os import PathLike, fspath
+from os import fspath
 
 from dspine_local import _native
+from dspine_local.checks import OptionError
 from dspine_local.convert.schema import ARCHITECTURE, Key
 from dspine_local.errors import ModelFormatError, PairingError
+from dspine_local.files import StrPath, checked_path
 from dspine_local.options import EngineOptions
 from dspine_local.slot_files import SlotIdentity, file_fingerprint
 
 DEFAULT_DRAFT = 7
-
-StrPath = str | PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,11 @@ class LoadedModels:
 
 def load_models(target: StrPath, drafter: StrPath | None, options: EngineOptions) -> LoadedModels:
     """Load both models; see ``Engine`` for the errors."""
-    n_draft = _draft_length(fspath(drafter), options.n_draft) if drafter is not None else 0
+    target_path = str(checked_path(target))
+    drafter_path = None if drafter is None else str(checked_path(drafter))
+    n_draft = 0 if drafter_path is None else _draft_length(drafter_path, options.n_draft)
     loaded = _native.Target(
-        fspath(target),
+        target_path,
         n_ctx=options.n_ctx,
         n_seq=options.n_parallel,
         n_batch=options.n_batch,
@@ -44,10 +46,10 @@ def load_models(target: StrPath, drafter: StrPath | None, options: EngineOptions
         cache_type_v=options.cache_type_v,
         use_mmap=options.use_mmap,
     )
-    if drafter is None:
+    if drafter_path is None:
         return LoadedModels(loaded, None, 0)
     loaded_drafter = _native.Drafter(
-        fspath(drafter),
+        drafter_path,
         loaded.tensors(),
         n_seq=options.n_parallel,
         n_ctx=loaded.n_ctx_seq,
@@ -55,7 +57,7 @@ def load_models(target: StrPath, drafter: StrPath | None, options: EngineOptions
         cache_type=options.cache_type_drafter,
         order=options.transition_order,
     )
-    _check_vocabulary(fspath(drafter), loaded_drafter, fspath(target))
+    _check_vocabulary(drafter_path, loaded_drafter, target_path)
     return LoadedModels(loaded, loaded_drafter, n_draft)
 
 
@@ -74,7 +76,7 @@ def _draft_length(path: str, wanted: int | None) -> int:
     if wanted is None:
         return max(0, min(DEFAULT_DRAFT, longest))
     if not 0 <= wanted <= longest:
-        raise ValueError(f"n_draft = {wanted}, expected 0 to {longest} (the drafter's block has {block_size} slots)")
+        raise OptionError("n_draft", wanted, f"0 to {longest} (the drafter's block has {block_size} slots)")
     return wanted
 
 

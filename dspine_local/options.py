@@ -1,15 +1,35 @@
-"""Options of the engine and of a request: typed, named as in llama.cpp and llama-server, checked by the native side."""
+"""Options of the engine and of a request, named as in llama.cpp and llama-server, checked when they are made."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 from dspine_local import _native
+from dspine_local.checks import (
+    INT32_MAX,
+    UINT32_MAX,
+    OptionError,
+    need_choice,
+    need_collection,
+    need_flag,
+    need_integer,
+    need_number,
+    need_positive,
+    need_text,
+)
 
-RANDOM_SEED = 0xFFFFFFFF
+RANDOM_SEED = UINT32_MAX
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-_LISTS = ("dry_sequence_breakers", "samplers", "logit_bias")
+# What ggml and llama.cpp are compiled for.
+MAX_THREADS = 512
+MAX_PARALLEL = 256
+
+FLASH_ATTN = ("on", "off", "auto")
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+DRAFTER_CACHE_TYPES = ("f16", "f32", "q8_0")
+TRANSITION_ORDERS = ("auto", "path", "full")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +42,7 @@ class EngineOptions:
         n_batch: Tokens of one decode call at most.
         n_ubatch: Tokens of one compute graph at most.
         n_gpu_layers: Layers of the target in device memory; -1 is all.
-        n_threads: CPU threads for single tokens and drafts; 0 is one per core.
+        n_threads: CPU threads for single tokens and drafts, 512 at most; 0 is one per core.
         n_threads_batch: CPU threads for longer batches; 0 is the same as ``n_threads``.
         flash_attn: ``"on"``, ``"off"`` or ``"auto"``.
         cache_type_k: Type of the target's keys, such as ``"f16"`` or ``"q8_0"``.
@@ -48,15 +68,37 @@ class EngineOptions:
     transition_order: str = "auto"
     use_mmap: bool = True
 
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("n_ctx", 0, INT32_MAX),
+            ("n_parallel", 1, MAX_PARALLEL),
+            ("n_batch", 1, INT32_MAX),
+            ("n_ubatch", 1, INT32_MAX),
+            ("n_gpu_layers", -1, INT32_MAX),
+            ("n_threads", 0, MAX_THREADS),
+            ("n_threads_batch", 0, MAX_THREADS),
+        ):
+            need_integer(name, getattr(self, name), low, high)
+        if self.n_draft is not None:
+            need_integer("n_draft", self.n_draft, 0)
+        need_choice("flash_attn", self.flash_attn, FLASH_ATTN)
+        need_choice("cache_type_k", self.cache_type_k, CACHE_TYPES)
+        need_choice("cache_type_v", self.cache_type_v, CACHE_TYPES)
+        need_choice("cache_type_drafter", self.cache_type_drafter, DRAFTER_CACHE_TYPES)
+        need_choice("transition_order", self.transition_order, TRANSITION_ORDERS)
+        need_flag("use_mmap", self.use_mmap)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
     """How tokens are chosen. Names, order and defaults are llama-server's; drafting changes none of it.
 
     Args:
-        seed: Of the random numbers; the default draws one.
+        seed: Of the random numbers, 32 bits; the default, and -1, draws one.
         temperature: Unitless, >= 0; 0 is greedy.
-        repeat_last_n: Tokens that the penalties look back on; -1 is the whole context.
+        top_k: Tokens to choose from; 0 or less is all.
+        top_p: A probability, as are ``min_p``, ``typical_p``, ``xtc_probability`` and ``xtc_threshold``: 0 to 1.
+        repeat_last_n: Tokens that the penalties look back on; -1 is the whole context. DRY has ``dry_penalty_last_n``.
         dry_sequence_breakers: Texts that end a repetition for DRY.
         samplers: Names in the order in which they are applied; one that is not named is not used.
         min_keep: Tokens that ``typ_p``, ``top_p``, ``min_p`` and ``xtc`` leave at least.
@@ -83,7 +125,7 @@ class SamplingOptions:
     dry_multiplier: float = 0.0
     dry_base: float = 1.75
     dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
+    dry_penalty_last_n: int = 64
     dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
     samplers: Sequence[str] = SAMPLERS
     min_keep: int = 0
@@ -91,16 +133,52 @@ class SamplingOptions:
     ignore_eos: bool = False
     grammar: str = ""
 
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("seed", -1, UINT32_MAX),
+            ("top_k", -INT32_MAX - 1, INT32_MAX),
+            ("repeat_last_n", -1, INT32_MAX),
+            ("dry_allowed_length", 0, INT32_MAX),
+            ("dry_penalty_last_n", -1, INT32_MAX),
+            ("min_keep", 0, INT32_MAX),
+        ):
+            need_integer(name, getattr(self, name), low, high)
+        for name in ("top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold"):
+            need_number(name, getattr(self, name), 0.0, 1.0)
+        for name in ("temperature", "dynatemp_range", "dynatemp_exponent", "dry_multiplier", "dry_base"):
+            need_number(name, getattr(self, name), 0.0)
+        for name in ("top_n_sigma", "frequency_penalty", "presence_penalty"):
+            need_number(name, getattr(self, name))
+        need_positive("repeat_penalty", self.repeat_penalty)
+        for pair in need_collection("logit_bias", self.logit_bias, "pairs of token id and value"):
+            _check_bias(pair)
+        for name in ("dry_sequence_breakers", "samplers"):
+            for text in need_collection(name, getattr(self, name), "texts"):
+                need_text(f"an entry of {name}", text)
+        need_flag("ignore_eos", self.ignore_eos)
+        need_text("grammar", self.grammar)
+
     def to_native(self) -> _native.SamplingParams:
-        """The same for the native engine, which checks the values."""
+        """The same for the native engine, which knows the vocabulary and checks what depends on it."""
         params = _native.SamplingParams()
+        converted = {
+            "seed": self.seed & UINT32_MAX,
+            "dry_sequence_breakers": list(self.dry_sequence_breakers),
+            "samplers": list(self.samplers),
+            "logit_bias": [(int(token), float(bias)) for token, bias in self.logit_bias],
+        }
         for option in fields(self):
-            value = getattr(self, option.name)
-            try:
-                setattr(params, option.name, list(value) if option.name in _LISTS else value)
-            except TypeError as error:
-                raise ValueError(f"{option.name} = {value!r}, expected {option.type}") from error
+            setattr(params, option.name, converted.get(option.name, getattr(self, option.name)))
         return params
+
+
+def _check_bias(pair: object) -> None:
+    if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+        raise OptionError("logit_bias", pair, "pairs of token id and value")
+    token, bias = pair
+    need_integer("logit_bias token", token, 0)
+    if bias not in (math.inf, -math.inf):  # minus infinity rules a token out
+        need_number("logit_bias", bias)
 
 
 GREEDY = SamplingOptions(temperature=0.0)
@@ -131,7 +209,18 @@ class GenerationOptions:
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            raise ValueError(f"stop = {self.stop!r}, expected a list of texts")
-        if "" in self.stop:
-            raise ValueError("stop has an empty text, expected at least one character in each")
+        need_integer("max_tokens", self.max_tokens, -1)
+        for text in need_collection("stop", self.stop, "texts"):
+            need_text("stop", text)
+            if not text:
+                raise OptionError("stop", text, "at least one character in each text")
+        for token in need_collection("stop_tokens", self.stop_tokens, "token ids"):
+            need_integer("stop_tokens", token, 0)
+        if self.n_draft is not None:
+            need_integer("n_draft", self.n_draft, 0)
+        need_flag("cache_prompt", self.cache_prompt)
+        for name in ("n_probs", "slot"):
+            if getattr(self, name) is not None:
+                need_integer(name, getattr(self, name), 0)
+        if not isinstance(self.sampling, SamplingOptions):
+            raise OptionError("sampling", self.sampling, "SamplingOptions")

@@ -16,6 +16,7 @@ import numpy as np
 from dspine_local import _native
 from dspine_local.convert import convert_checkpoint
 from dspine_local.errors import ModelFormatError
+from dspine_local.files import checked_path, need_regular
 
 FLOAT_ARRAYS = ("pre_injection", "post_injection", "layer_features", "final_hidden", "logits", "scores")
 INPUT_ARRAYS = ("target_embed", "target_head", "target_hidden", "anchor_id", "anchor_pos")
@@ -66,7 +67,7 @@ def run_case(folder: str | PathLike[str], *, outtype: str = "f32") -> CaseParity
         FileNotFoundError: No such folder or file.
         ModelFormatError: The checkpoint or the case is not what it should be.
     """
-    folder = Path(folder)
+    folder = checked_path(folder)
     case = _read_case(folder / "case.npz")
     with tempfile.TemporaryDirectory(prefix="dspine-parity-") as scratch:
         gguf = Path(scratch) / "drafter.gguf"
@@ -97,8 +98,7 @@ def run_case(folder: str | PathLike[str], *, outtype: str = "f32") -> CaseParity
 
 
 def _read_case(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"no such file: '{path}'")
+    need_regular(path, "the case's arrays")
     try:
         with np.load(path, allow_pickle=False) as file:
             case = {name: file[name] for name in file.files}

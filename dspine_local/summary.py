@@ -11,6 +11,7 @@ from typing import Any
 from dspine_local._native import GgufFile, TensorInfo, vocab_sha256
 from dspine_local.convert.schema import ARCHITECTURE, Key
 from dspine_local.errors import ModelFormatError
+from dspine_local.files import checked_path
 
 MIB = 1 << 20
 TOKENS_KEY = "tokenizer.ggml.tokens"
@@ -69,8 +70,9 @@ def summarize(path: str | PathLike[str]) -> FileSummary:
     Raises:
         FileNotFoundError: No such file.
         ModelFormatError: Not a GGUF file, damaged, or without the keys of a model.
+        ValueError: A NUL character in the path.
     """
-    header = _Header(Path(path))
+    header = _Header(checked_path(path))
     tensors = header.file.tensors()
     architecture = header.need(Key.ARCHITECTURE)
     n_parameters = sum(prod(tensor.shape) for tensor in tensors)

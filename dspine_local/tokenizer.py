@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from dspine_local import _native
 from dspine_local.chat_template import Message, render_chat
+from dspine_local.checks import check_encodable
 
 
 class Tokenizer:
@@ -32,7 +33,12 @@ class Tokenizer:
         return self._special_text(self._target.eos_token)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text: special tokens in it are understood, and those that the model begins with are added."""
+        """Tokens of a text: special tokens in it are understood, and those that the model begins with are added.
+
+        Raises:
+            ValueError: Text that UTF-8 cannot encode.
+        """
+        check_encodable("the prompt", text)
         # A chat template often writes the beginning-of-sequence token itself: once is enough.
         has_bos = bool(self.bos_text) and text.startswith(self.bos_text)
         return self._target.tokenize(text, add_special=not has_bos, parse_special=True)
@@ -45,7 +51,7 @@ class Tokenizer:
         """Tokens of a conversation, ready for the assistant's answer.
 
         Raises:
-            ValueError: The model has no chat template, or it refuses the messages.
+            ValueError: The model has no chat template, it refuses the messages, or one cannot be encoded in UTF-8.
         """
         return self.encode(self.render_chat(messages))
 
@@ -55,6 +61,8 @@ class Tokenizer:
         Raises:
             ValueError: The model has no chat template, or it refuses the messages.
         """
+        for number, message in enumerate(messages, start=1):
+            _check_message(f"message {number}", message)
         if self.chat_template is None:
             raise ValueError("the model has no chat template, expected tokenizer.chat_template in its GGUF")
         return render_chat(self.chat_template, messages, bos_token=self.bos_text, eos_token=self.eos_text, **variables)
@@ -69,3 +77,15 @@ class Tokenizer:
 
     def _special_text(self, token: int) -> str:
         return self.piece(token, special=True).decode("utf-8", errors="replace") if token >= 0 else ""
+
+
+def _check_message(what: str, value: Any) -> None:
+    """Refuse text that cannot be encoded anywhere in a message, by its place."""
+    if isinstance(value, str):
+        check_encodable(what, value)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_message(f"{what}, {key!r}", item)
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value, start=1):
+            _check_message(f"{what}, item {number}", item)

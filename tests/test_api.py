@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import multiprocessing
+import pickle
 import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import DrafterFactory, TargetFactory
 
@@ -12,12 +20,17 @@ from dspine_local import (
     GREEDY,
     ContextLengthError,
     Engine,
+    EngineOptions,
+    ForkError,
     GenerationOptions,
     ModelFormatError,
     PairingError,
     SamplingOptions,
 )
 from dspine_local.convert import convert_checkpoint
+from dspine_local.evaluation import load_prompts
+from dspine_local.parity import run_case
+from dspine_local.summary import summarize
 
 PROMPT = "The quick brown fox jumps over the lazy dog."
 
@@ -124,6 +137,80 @@ def test_dropped_requests_do_not_block(engine: Engine) -> None:
     assert engine.generate(PROMPT, max_tokens=3, sampling=GREEDY).read()
 
 
+def test_closing_from_another_thread_ends_the_reading(engine: Engine) -> None:
+    with ThreadPoolExecutor() as pool:
+        for _ in range(10):
+            generation = engine.generate(PROMPT, sampling=SamplingOptions(ignore_eos=True))
+            reader = pool.submit(list, generation)
+            while not generation.text:
+                time.sleep(0.001)
+            generation.close()
+            assert generation.finish_reason == "cancelled"
+            n_tokens = len(generation.tokens)
+            assert "".join(reader.result(30)) == generation.text
+            assert next(generation, None) is None
+            assert len(generation.tokens) == n_tokens
+
+
+def test_several_threads_share_the_pieces_of_one_answer(engine: Engine) -> None:
+    expected = engine.generate(PROMPT, max_tokens=60, sampling=GREEDY).read()
+    with ThreadPoolExecutor() as pool:
+        for _ in range(5):
+            generation = engine.generate(PROMPT, max_tokens=60, sampling=GREEDY)
+            readers = [pool.submit(list, generation) for _ in range(4)]
+            pieces = [piece for reader in readers for piece in reader.result(60)]
+            assert generation.text == expected
+            assert sorted("".join(pieces)) == sorted(expected)
+            assert len(generation.tokens) == 60
+
+
+def test_running_things_cannot_be_copied(engine: Engine) -> None:
+    with engine.generate(PROMPT, sampling=GREEDY) as generation:
+        for thing in (generation, engine):
+            for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+                with pytest.raises(TypeError, match="cannot be copied or pickled"):
+                    duplicate(thing)  # type: ignore[operator]
+        assert next(generation)
+
+
+def in_a_fork(work: Callable[[], object]) -> str:
+    """What the work raises in a forked child; the child is killed if it hangs."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+
+    def child() -> None:
+        try:
+            work()
+            sender.send("nothing")
+        except BaseException as error:
+            sender.send(f"{type(error).__name__}: {error}")
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # "this process is multi-threaded": that is the point
+        process.start()
+    try:
+        return receiver.recv() if receiver.poll(30) else "it hangs"
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork")
+def test_a_forked_child_is_told_not_to_use_the_engine(engine: Engine, pair: tuple[Path, Path]) -> None:
+    running = engine.generate(PROMPT, sampling=GREEDY)
+    next(running)
+    for work in (
+        lambda: engine.generate(PROMPT, max_tokens=5).read(),
+        lambda: next(running),
+        lambda: engine.cache_lengths(),
+        lambda: Engine(*pair, n_ctx=512).generate(PROMPT, max_tokens=5).read(),
+    ):
+        assert in_a_fork(work).startswith("ForkError: process ")
+    assert in_a_fork(running.close) == "nothing"
+    assert next(running)
+    assert issubclass(ForkError, RuntimeError)
+
+
 def test_the_next_turn_reuses_the_conversation(engine: Engine) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     first = engine.chat(messages, max_tokens=20, sampling=GREEDY)
@@ -172,8 +259,77 @@ def test_wrong_requests_are_named(engine: Engine) -> None:
         engine.generate([5] * 600)
     with pytest.raises(TypeError, match="temprature"):
         engine.generate(PROMPT, temprature=1.0)
-    with pytest.raises(ValueError, match="list of texts"):
-        GenerationOptions(stop="END")
+    with pytest.raises(ValueError, match=r"prompt token = 1\.5, expected an integer"):
+        engine.generate([1, 1.5])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="prompt = b'abc', expected a list of token ids, or text"):
+        engine.generate(b"abc")
+
+
+WRONG_OPTIONS: list[tuple[type, str, object]] = [
+    *((EngineOptions, name, value) for name in ("n_ctx", "n_batch", "n_threads") for value in (2**31, -1, 1.5, None)),
+    *((EngineOptions, name, True) for name in ("n_ctx", "n_parallel", "n_ubatch", "n_gpu_layers", "n_threads_batch")),
+    *((EngineOptions, name, 513) for name in ("n_threads", "n_threads_batch", "n_parallel")),
+    *((EngineOptions, name, "f64") for name in ("cache_type_k", "cache_type_v", "cache_type_drafter", "flash_attn")),
+    *((EngineOptions, "n_draft", value) for value in (-1, 1.5, True, "3", 2**31)),
+    (EngineOptions, "n_parallel", 0),
+    (EngineOptions, "n_gpu_layers", -2),
+    (EngineOptions, "transition_order", None),
+    (EngineOptions, "use_mmap", 1),
+    *((SamplingOptions, "seed", value) for value in (-2, 2**32, 1.0, None, True)),
+    *((SamplingOptions, "top_k", value) for value in (2**31, -(2**31) - 1, 4.0, None, False)),
+    *((SamplingOptions, name, 1.01) for name in ("top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold")),
+    *((SamplingOptions, name, -0.1) for name in ("top_p", "min_p", "temperature", "dry_multiplier", "dynatemp_range")),
+    *(
+        (SamplingOptions, "temperature", value)
+        for value in (float("nan"), float("inf"), 1e39, 10**400, "1", None, True)
+    ),
+    *((SamplingOptions, "repeat_penalty", value) for value in (0, -1.0, float("nan"))),
+    *((SamplingOptions, name, -2) for name in ("repeat_last_n", "dry_penalty_last_n", "dry_allowed_length")),
+    *(
+        (SamplingOptions, "logit_bias", value)
+        for value in (None, {1: 2.0}, "x", [1], [(1,)], [("1", 2.0)], [(-1, 1.0)])
+    ),
+    *((SamplingOptions, "grammar", value) for value in (None, b"root", "\0", "\ud800")),
+    (SamplingOptions, "ignore_eos", 1),
+    *((GenerationOptions, "max_tokens", value) for value in (None, 1.5, -2, 2**31, True, "3")),
+    *((GenerationOptions, "n_draft", value) for value in (-1, 1.5, True, 2**31)),
+    *(
+        (GenerationOptions, "stop", value)
+        for value in (None, "END", b"END", [""], [None], [b"x"], ["\ud800"], ["\0"], 5)
+    ),
+    *((GenerationOptions, "stop_tokens", value) for value in (None, "1", [1.5], [-1], [2**31], [True])),
+    (GenerationOptions, "cache_prompt", None),
+    *((GenerationOptions, "sampling", value) for value in (None, {}, SamplingOptions)),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), WRONG_OPTIONS)
+def test_wrong_options_are_named(kind: Callable[..., object], name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=name) as caught:
+        kind(**{name: value})
+    assert "expected" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+def test_options_of_other_types_that_mean_the_same(engine: Engine) -> None:
+    plain = engine.generate(PROMPT, max_tokens=20, sampling=GREEDY)
+    plain.read()
+    assert EngineOptions(n_ctx=np.int64(512), n_threads=512, n_gpu_layers=-1).n_ctx == 512
+    sampling = SamplingOptions(
+        seed=-1, temperature=0, top_k=np.int32(5), top_p=np.float32(1), logit_bias=[(np.int64(3), -np.inf)]
+    )
+    other = engine.generate(np.array(plain.prompt_tokens), max_tokens=np.int64(20), stop_tokens={3}, sampling=sampling)
+    other.read()
+    assert other.tokens == plain.tokens
+
+
+def test_text_that_is_no_text_is_named(engine: Engine) -> None:
+    with pytest.raises(ValueError, match=r"the prompt has the lone surrogate U\+D800 at byte 2, expected UTF-8"):
+        engine.generate("é\ud800")
+    for content in ("\udfff", [{"type": "text", "text": "\udfff"}]):
+        with pytest.raises(ValueError, match=r"message 2, 'content'.* has the lone surrogate U\+DFFF at byte 0"):
+            engine.chat([{"role": "user", "content": "x"}, {"role": "user", "content": content}])
 
 
 def test_wrong_files_are_named(pair: tuple[Path, Path], tmp_path: Path, tiny_target: TargetFactory) -> None:
@@ -194,6 +350,15 @@ def test_wrong_files_are_named(pair: tuple[Path, Path], tmp_path: Path, tiny_tar
         Engine(target, drafter, n_draft=16)
     with pytest.raises(PairingError, match="layer"):
         Engine(tiny_target("qwen35", "q8_0").path, drafter)
+
+
+def test_paths_that_no_system_takes_are_named(pair: tuple[Path, Path]) -> None:
+    target, drafter = pair
+    for path, message in ((f"{target}\0x", "NUL character"), (f"{target}\udcff", "not valid UTF-8")):
+        for call in (lambda p: Engine(p), lambda p: Engine(target, p), summarize, run_case, load_prompts):
+            with pytest.raises(ValueError, match=message):
+                call(path)  # type: ignore[no-untyped-call]
+    assert drafter.exists()
 
 
 def test_a_target_with_another_vocabulary_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,33 @@ class TestFiles:
         (folder / name).unlink()
         assert name in refused(folder, tmp_path, FileNotFoundError)
 
+    @pytest.mark.parametrize("kind", ["folder", "fifo"])
+    @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+    def test_something_else_instead_of_a_file(self, name: str, kind: str, draft: Draft, tmp_path: Path) -> None:
+        folder = draft.write(tmp_path / "drafter")
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).mkdir() if kind == "folder" else os.mkfifo(folder / name)
+        message = refused(folder, tmp_path)
+        assert f"{name}' is a " in message
+        assert "expected a regular file" in message
+
+    def test_a_shard_that_leads_nowhere(self, draft: Draft, tmp_path: Path) -> None:
+        folder = draft.write(tmp_path / "drafter")
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors").symlink_to("gone")
+        assert "model.safetensors'" in refused(folder, tmp_path, FileNotFoundError)
+
+    def test_nul_in_a_path(self, draft: Draft, tmp_path: Path) -> None:
+        folder = draft.write(tmp_path / "drafter")
+        for arguments in (
+            {"checkpoint_dir": f"{folder}\0x"},
+            {"checkpoint_dir": folder, "out_path": f"{tmp_path}/x\0.gguf"},
+            {"checkpoint_dir": folder, "target": f"{tmp_path}/x\0.gguf"},
+        ):
+            with pytest.raises(ValueError, match="has a NUL character"):
+                convert_checkpoint(**({"out_path": tmp_path / "out.gguf"} | arguments))
+        assert files_in(tmp_path) == {"drafter"}
+
     @pytest.mark.parametrize(
         ("content", "reason"),
         [
@@ -215,6 +243,10 @@ class TestShards:
         self.edit(folder, "fc.weight", "../model-00001-of-00003.safetensors")
         assert "expected a file of the same folder" in refused(folder, tmp_path)
 
+    def test_shard_with_a_nul(self, folder: Path, tmp_path: Path) -> None:
+        self.edit(folder, "fc.weight", "model-00001-of-00003\0.safetensors")
+        assert "expected a file of the same folder" in refused(folder, tmp_path)
+
     def test_index_without_a_map(self, folder: Path, tmp_path: Path) -> None:
         (folder / "model.safetensors.index.json").write_text('{"weight_map": ["a"]}')
         assert "has no 'weight_map'" in refused(folder, tmp_path)
@@ -246,6 +278,44 @@ class TestOutput:
         folder = draft.write(tmp_path / "drafter")
         with pytest.raises(ValueError, match="is a folder"):
             convert_checkpoint(folder, tmp_path, overwrite=True)
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    @pytest.mark.parametrize("kind", ["fifo", "socket", "link to nothing", "link in a circle", "link to a fifo"])
+    def test_only_regular_files_are_replaced(
+        self, kind: str, overwrite: bool, draft: Draft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = draft.write(tmp_path / "drafter")
+        out = tmp_path / "out.gguf"
+        if kind == "fifo":
+            os.mkfifo(out)
+        elif kind == "socket":
+            monkeypatch.chdir(tmp_path)  # a socket's path is short
+            with socket.socket(socket.AF_UNIX) as server:
+                server.bind(out.name)
+        elif kind == "link to nothing":
+            out.symlink_to("nothing")
+        elif kind == "link in a circle":
+            out.symlink_to(out)
+        else:
+            os.mkfifo(tmp_path / "fifo")
+            out.symlink_to("fifo")
+        before = out.lstat()
+        message = refused(folder, tmp_path, ValueError, overwrite=overwrite)
+        assert "out.gguf' is a" in message
+        assert os.path.samestat(before, out.lstat())
+
+    def test_a_link_stays_and_its_file_is_written(self, draft: Draft, tmp_path: Path) -> None:
+        folder = draft.write(tmp_path / "drafter")
+        (tmp_path / "elsewhere").mkdir()
+        file, out = tmp_path / "elsewhere" / "real.gguf", tmp_path / "out.gguf"
+        file.write_text("old")
+        out.symlink_to(file)
+        refused(folder, tmp_path, FileExistsError)
+        assert file.read_text() == "old"
+        convert_checkpoint(folder, out, overwrite=True)
+        assert out.is_symlink()
+        assert file.read_bytes()[:4] == b"GGUF"
+        assert files_in(tmp_path / "elsewhere") == {"real.gguf"}
 
     def test_input_as_output(self, draft: Draft, tmp_path: Path) -> None:
         folder = draft.write(tmp_path / "drafter")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,10 @@ def test_newer_arena_hard(tmp_path: Path) -> None:
         ('{"prompt": ""}', "empty prompt"),
         ('{"question_id": 1, "category": "x", "turns": null}', "could not be read"),
         ("", "no prompts"),
+        ('{"question_id": 1, "category": "x", "turns": "text"}', "could not be read"),
+        ('{"question_id": 1, "cluster": "x", "turns": "text"}', "could not be read"),
+        ('{"prompt": "  "}', "empty prompt"),
+        pytest.param("[" * 100_000, "line 1 is not JSON", id="deep"),
     ],
 )
 def test_wrong_files(tmp_path: Path, line: str, message: str) -> None:
@@ -73,6 +78,45 @@ def test_wrong_files(tmp_path: Path, line: str, message: str) -> None:
     path.write_text(line + "\n")
     with pytest.raises(ModelFormatError, match=message):
         load_prompts(path)
+
+
+def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "set.jsonl"
+    for content, message in (
+        (b'{"prompt": "x"}\n{"prompt": "\\ud800"}', r"line 2 has the lone surrogate U\+D800 at byte 0"),
+        (b'{"prompt": "\xff"}', "has the byte 0xff at byte 12, expected UTF-8"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            load_prompts(path)
+
+
+def test_a_line_end_inside_json_is_no_line_end(tmp_path: Path) -> None:
+    path = tmp_path / "set.jsonl"
+    path.write_text('{"prompt": "one\u2028two\x85three"}\r\n', encoding="utf-8")
+    assert load_prompts(path)[0].turns == ("one\u2028two\x85three",)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-n", "0"], "--predict 0, expected an integer from 1"),
+        (["-np", "0"], "--parallel 0, expected an integer from 1 to 256"),
+        (["-np", "257"], "--parallel 257, expected"),
+        (["--limit", "0"], "--limit 0, expected an integer from 1"),
+        (["-np", "100", "-c", "99999999"], "--ctx-size 99999999, expected an integer from 0 to 21474836"),
+        (["--n-draft", "-1"], "--n-draft -1, expected"),
+        (["--prompts", "nowhere.jsonl"], "no prompts in 'nowhere.jsonl'"),
+    ],
+)
+def test_wrong_values_are_named(
+    models: tuple[Path, Path], capsys: pytest.CaptureFixture[str], args: list[str], message: str
+) -> None:
+    target, drafter = map(str, models)
+    assert main(["eval", "-m", target, "-md", drafter, "--prompts", str(OWN_PROMPTS), *args]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_missing_folder(tmp_path: Path) -> None:
@@ -137,3 +181,22 @@ def test_plot(models: tuple[Path, Path], tmp_path: Path) -> None:
     report = evaluate(Engine(*models, n_draft=3), load_prompts(OWN_PROMPTS, limit=1), max_tokens=8)
     plot_report(report, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_that_cannot_be_written_is_refused_before_the_work(
+    models: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("dspine_local.cli.eval.evaluate", lambda *_args, **_options: pytest.fail("worked"))
+    os.mkfifo(tmp_path / "fifo.png")
+    (tmp_path / "link.png").symlink_to("nothing")
+    for name, message in (
+        ("fifo.png", "is a FIFO"),
+        ("link.png", "is a symbolic link to nothing"),
+        ("nowhere/plot.png", "no such folder"),
+        (".", "is a folder"),
+    ):
+        arguments = ["-m", str(models[0]), "-md", str(models[1]), "--prompts", str(OWN_PROMPTS)]
+        assert main(["eval", *arguments, "--plot", str(tmp_path / name)]) == 2
+        assert message in capsys.readouterr().err
+    assert (tmp_path / "link.png").is_symlink()

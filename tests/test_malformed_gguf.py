@@ -28,6 +28,7 @@ CASE = Path(__file__).parent / "data" / "golden" / "gqa_small"
 N_CHANGES = 500
 
 
+
 def load_and_draft(path: Path, target: TargetTensors, n_vocab: int) -> None:
     """All that we do with a drafter file: look at it, load it, commit, draft."""
     summarize(path)

@@ -72,7 +72,7 @@ def test_leaving_the_queue(server: RunningServer) -> None:
         for n_lines in (-1, 0):
             leave_after(server, "/completion", n_lines, {"prompt": "D", **ENDLESS})
             assert wait_for(lambda: server.state.scheduler.n_unfinished == 3) < 1
-        assert "llamacpp:requests_deferred 1.0" in server.client.get("/metrics").text
+        wait_for(lambda: "llamacpp:requests_deferred 1.0" in server.client.get("/metrics").text)
         assert server.client.get("/slots", params={"fail_on_no_slot": 1}).status_code == 503
         for stream in streams:
             stream.__exit__(None, None, None)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +22,7 @@ from tiny_models import TinyTarget
 torch = pytest.importorskip("torch")
 
 from dspine_local import _native  # noqa: E402
+from dspine_local.cli import main  # noqa: E402
 from dspine_local.convert import convert_checkpoint  # noqa: E402
 from dspine_local.errors import BackendError  # noqa: E402
 from dspine_local.train.acceptance import greedy_draft  # noqa: E402
@@ -34,6 +40,7 @@ from dspine_local.train.pipeline import (  # noqa: E402
     run_features,
     run_training,
 )
+from dspine_local.train.prompts import read_prompts  # noqa: E402
 from dspine_local.train.torch_target import TorchTarget  # noqa: E402
 from dspine_local.train.weights import TargetWeights  # noqa: E402
 
@@ -282,3 +289,239 @@ def test_trained_drafter_drafts_alike_in_pytorch_and_natively(
             same += [a == b for a, b in zip(found, expected.tolist(), strict=True)]
     assert len(same) > 150
     assert np.mean(same) >= 0.99
+
+
+@pytest.fixture(scope="module")
+def arguments(prepared: PipelineOptions) -> list[str]:
+    """A command that would go on with ``prepared``'s data and features."""
+    d = prepared.data
+    return [
+        *("train", "--target", str(prepared.target), "--prompts", str(d.prompts), "--max-answer", str(d.max_answer)),
+        *("--tokens", str(d.n_tokens), "--shard-size", str(d.shard_size), "--parallel", str(d.n_parallel)),
+        *("--layers", "1", "--rank", "16", "--message-size", "8", "--top-k", "4", "--block-size", "4"),
+        *("--steps", "2", "--sequences", "2", "--anchors", "4", "--eval-every", "2"),
+    ]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """The one line of a command that ends with exit code 2."""
+    capsys.readouterr()
+    assert main(list(args)) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def tree(folder: Path) -> set[Path]:
+    """Everything in a folder."""
+    return set(folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--target", "nowhere.gguf"], "no such file: 'nowhere.gguf'"),
+        (["--target", "PROMPTS"], "is not a readable GGUF file"),
+        (["--target", "."], "is not a regular file"),
+        (["--prompts", "nowhere.txt"], "no such file: 'nowhere.txt'"),
+        (["--prompts", "."], "is a folder"),
+        (["--tokens", "0"], "--tokens 0, expected an integer from 1 to"),
+        (["--max-prompt", "-1"], "--max-prompt -1, expected an integer from 1 to"),
+        (["--max-answer", "99999999"], "--max-answer 99999999, expected an integer from 1 to"),
+        (["--max-answer", "100000"], "--max-answer 100000, expected an integer from 1 to"),
+        (["--shard-size", "0"], "--shard-size 0, expected"),
+        (["--parallel", "257"], "--parallel 257, expected an integer from 1 to 256"),
+        (["--greedy-share", "nan"], "--greedy-share nan, expected a number from 0 to 1"),
+        (["--layers", "0"], "--layers 0, expected an integer from 1 to 128"),
+        (["--layers", "99999999"], "--layers 99999999, expected an integer from 1 to 128"),
+        (["--block-size", "1"], "--block-size 1, expected an integer from 2 to 64"),
+        (["--rank", "-1"], "--rank -1, expected"),
+        (["--message-size", "0"], "--message-size 0, expected"),
+        (["--top-k", "0"], "--top-k 0, expected an integer from 1 to 256"),
+        (["--taps", "-1"], "--taps -1, expected"),
+        (["--taps", "1", "1"], "--taps [1, 1], expected 1 to 64 different layers"),
+        (["--taps", "99"], "--taps [99], expected layers from 0 to"),
+        (["--mask-token", "999999"], "--mask-token 999999, expected an integer from 0 to"),
+        (["--steps", "-1"], "--steps -1, expected"),
+        (["--lr", "inf"], "--lr inf, expected"),
+        (["--lr", "0"], "--lr 0.0, expected a number above 0"),
+        (["--seed", "-1"], "--seed -1, expected an integer from 0 to"),
+        (["-t", "513"], "--threads 513, expected an integer from 0 to 512"),
+        (["--run", "data"], "expected the name of a folder"),
+        (["--run", "../elsewhere"], "expected the name of a folder"),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_is_written(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], message: str
+) -> None:
+    prompts = arguments[arguments.index("--prompts") + 1]
+    out = tmp_path / "out"
+    given = [prompts if a == "PROMPTS" else a for a in args]
+    assert message in refused(capsys, *arguments, "--out", str(out), *given)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("p.txt", b"", "has no prompts"),
+        ("p.txt", b"\n \n", "has no prompts"),
+        ("p.txt", b"good\n\xff\n", "has the byte 0xff at byte 5, expected UTF-8"),
+        ("p.jsonl", b"no json\n", "line 1 is not JSON"),
+        ("p.jsonl", b'{"prompt": "x"}\n[1]\n', "line 2 has no prompt"),
+        ("p.jsonl", b'{"prompt": 5}\n', "line 1 has no prompt"),
+        ("p.jsonl", b'{"prompt": " "}\n', "line 1 has no prompt"),
+        ("p.jsonl", b'{"prompt": "\\ud800"}\n', "line 1 has the lone surrogate U+D800"),
+        ("p.jsonl", b"[" * 100_000, "line 1 is not JSON"),
+    ],
+)
+def test_wrong_prompts_are_named(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, message: str
+) -> None:
+    file, out = tmp_path / name, tmp_path / "out"
+    file.write_bytes(content)
+    error = refused(capsys, *arguments, "--out", str(out), "--prompts", str(file))
+    assert message in error
+    assert str(file) in error
+    assert not out.exists()
+
+
+def test_a_line_end_inside_json_is_no_line_end(tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "one\u2028two\x85three"}\n', encoding="utf-8")
+    assert read_prompts(file) == [("p", "one\u2028two\x85three")]
+
+
+def test_a_shard_whose_prompts_are_too_long_is_left_out(prepared: PipelineOptions, tmp_path: Path) -> None:
+    """It used to be the end of the data."""
+    file = tmp_path / "p.txt"
+    long = "\n".join(["word " * 400] * 20)
+    file.write_text(f"{long}\n" + "\n".join(f"short prompt {i}" for i in range(20)))
+    data = replace(prepared.data, prompts=file, shard_size=20, n_tokens=100)
+    assert run_data(replace(prepared, out=tmp_path / "out", data=data), silent) >= 100
+    assert [path.name for path in complete_shards(tmp_path / "out" / "data")] == ["shard-00001.jsonl"]
+    file.write_text(long)
+    with pytest.raises(ValueError, match="has at most 160 tokens"):
+        run_data(replace(prepared, out=tmp_path / "none", data=data), silent)
+
+
+@pytest.mark.parametrize("kind", ["file", "below a file", "fifo", "link to nothing"])
+def test_an_output_that_is_no_folder_is_refused(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    out = tmp_path / "out"
+    if kind == "fifo":
+        os.mkfifo(out)
+    elif kind == "link to nothing":
+        out.symlink_to("nothing")
+    else:
+        out.write_text("precious")
+    before = tree(tmp_path)
+    given = out / "sub" if kind == "below a file" else out
+    assert f"'{out}' is not a folder" in refused(capsys, *arguments, "--out", str(given))
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("stage", ["data", "features", "train"])
+def test_a_folder_of_another_target_is_refused(
+    arguments: list[str],
+    prepared: PipelineOptions,
+    tiny_target: Callable[..., TinyTarget],
+    capsys: pytest.CaptureFixture[str],
+    stage: str,
+) -> None:
+    other = str(tiny_target("qwen3").path)
+    before = tree(prepared.out)
+    error = refused(capsys, *arguments, "--out", str(prepared.out), "--target", other, "--stage", stage)
+    assert "was made with target = " in error
+    assert tree(prepared.out) == before
+
+
+@pytest.mark.parametrize("content", ["empty", "garbage", "cut", "folder", "list"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "run/state.pt",
+        "data/options.json",
+        "features/options.json",
+        "features/scales.json",
+        "data/shard-00000.jsonl",
+        "features/shard-00000.npy",
+    ],
+)
+def test_damaged_files_are_named(
+    arguments: list[str],
+    prepared: PipelineOptions,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    content: str,
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(prepared.out, out, ignore=lambda folder, names: [] if Path(folder) != prepared.out else
+                    [n for n in names if n not in ("data", "features")])  # fmt: skip
+    command = [*arguments, "--out", str(out), "--run", "run"]
+    if name == "run/state.pt":
+        assert main(command) == 0
+    path = out / name
+    kept = path.read_bytes()
+    path.unlink()
+    if content == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes({"empty": b"", "garbage": b"\x80garbage", "cut": kept[:-50], "list": b"[1]"}[content])
+    if (name, content) == ("data/shard-00000.jsonl", "empty"):  # a shard without conversations: the features differ
+        assert "its data has 0 tokens" in refused(capsys, *command)
+        return
+    error = refused(capsys, *command)
+    assert str(path) in error
+    assert len(error) < 500
+
+
+def test_tokens_of_another_vocabulary_are_named(
+    arguments: list[str], prepared: PipelineOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(prepared.out / "data", out / "data")
+    with (out / "data" / "shard-00001.jsonl").open("a") as file:
+        file.write('{"kind":"x","temperature":0.0,"answer_start":1,"tokens":[1,999999,3]}\n')
+    assert "outside the vocabulary" in refused(capsys, *arguments, "--out", str(out))
+
+
+def test_answers_longer_than_the_usual_context_have_features(prepared: PipelineOptions, tmp_path: Path) -> None:
+    data = tmp_path / "out" / "data"
+    shutil.copytree(prepared.out / "data", data)
+    (data / "options.json").unlink()
+    conversation = {"kind": "x", "temperature": 0.0, "answer_start": 5, "tokens": [7] * 1500}
+    (data / "shard-00000.jsonl").write_text(json.dumps(conversation) + "\n")
+    options = replace(prepared, out=tmp_path / "out", data=replace(prepared.data, max_answer=1500))
+    assert run_features(options, silent) == 2
+    assert np.load(tmp_path / "out" / "features" / "shard-00000.npy", mmap_mode="r").shape[0] == 1500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["data", "features", "train"])
+def test_an_interrupt_leaves_whole_files_only(arguments: list[str], tmp_path: Path, stage: str) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "dspine_local", *arguments, "--out", str(out), "-t", "1"]
+    if stage != "data":
+        assert subprocess.run([*command, "--stage", "data"], check=False, timeout=120).returncode == 0
+    if stage == "train":
+        assert subprocess.run([*command, "--stage", "features"], check=False, timeout=120).returncode == 0
+    more = {"data": ["--tokens", "1000000"], "features": [], "train": ["--steps", "100000", "--eval-every", "100000"]}
+    sign = {"data": "data/options.json", "features": "features/options.json", "train": "dspine/log.jsonl"}[stage]
+    with subprocess.Popen(
+        [*command, *more[stage], "--stage", stage],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+    ) as process:
+        while not (out / sign).exists():
+            time.sleep(0.01)
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    # Few features may be ready before the signal arrives.
+    assert (process.returncode, error) in [(130, "\ninterrupted\n")] + ([(0, "")] if stage == "features" else [])
+    assert not list(out.rglob("*.tmp"))

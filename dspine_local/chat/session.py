@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dspine_local.chat.parser import THINK, AnswerParser, Delta
-from dspine_local.engine import Engine, Generation
+from dspine_local.engine import Engine
+from dspine_local.generation import Generation
 from dspine_local.options import GenerationOptions
 
 HELP = """/system [TEXT]   set the system message, or remove it; begins anew

@@ -3,32 +3,58 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
+from typing import NoReturn
 
-EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+# As a shell reports a program that SIGINT or SIGPIPE has ended.
+EXIT_INTERRUPTED, EXIT_NO_READER = 130, 141
+
+# Nothing is wrong with the input when a disk is full or broken.
+SYSTEM_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 COMMANDS = ("convert", "inspect", "parity", "generate", "chat", "serve", "demo", "train", "eval")
+
+
+def load_commands() -> None:
+    """Import every command and what they need."""
+    for name in ("_native", *(f"cli.{name}" for name in COMMANDS)):
+        import_module(f"dspine_local.{name}")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, instead of behind a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit; ``--help`` has the rest."""
+        self.exit(EXIT_USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all subcommands; each sets ``run``."""
     from dspine_local import __version__
+    from dspine_local.cli.arguments import option_flags
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dspine-local",
         description="Speculative decoding with DSpine block drafters for GGUF models: the target's own answers, in "
         "fewer decodes.",
-        epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted.",
+        epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or input, 130 interrupted, 141 the reader of the output "
+        "has left, as `| head` does.",
     )
     parser.add_argument("--version", action="version", version=f"dspine-local {__version__}")
     parser.add_argument("--debug", action="store_true", help="show tracebacks and llama.cpp's log")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         import_module(f"dspine_local.cli.{name}").add_parser(subparsers)
+    for subparser in subparsers.choices.values():
+        subparser.set_defaults(flags=option_flags(subparser))
     return parser
 
 
@@ -38,24 +64,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     Wrong input ends with one line on stderr that says what was found and expected, and never with a traceback.
     """
     from dspine_local import _native
+    from dspine_local.checks import OptionError, shown
     from dspine_local.errors import BackendError, DSpineError
 
-    args = build_parser().parse_args(argv)
-    if args.debug:
-        _native.set_log_verbose(True)
+    args = argparse.Namespace(debug=False, flags={})
     try:
-        return int(args.run(args))
+        try:
+            args = build_parser().parse_args(argv)
+            if args.debug:
+                _native.set_log_verbose(True)
+            return int(args.run(args))
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # here, where a reader that has left is understood
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        complain("\ninterrupted")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has left, as `| head` does
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
+        return EXIT_NO_READER
+    except OptionError as error:
+        name = args.flags.get(error.name)
+        complain(
+            f"dspine-local: {error if name is None else f'{name} {shown(error.value)}, expected {error.expected}'}"
+        )
+        return EXIT_USAGE
     except Exception as error:
         if args.debug:
             traceback.print_exc()
-        wrong_input = isinstance(error, DSpineError | ValueError | OSError) and not isinstance(error, BackendError)
-        expected = wrong_input or isinstance(error, BackendError)
-        message = str(error) if expected else f"internal error: {error!r}; --debug shows where"
-        print(f"dspine-local: {message}", file=sys.stderr)
-        return EXIT_USAGE if wrong_input else EXIT_FAILED
+        failed = isinstance(error, BackendError) or (isinstance(error, OSError) and error.errno in SYSTEM_ERRORS)
+        expected = isinstance(error, DSpineError | ValueError | OSError)
+        complain(f"dspine-local: {describe(error) if expected else f'internal error: {error!r}; --debug shows where'}")
+        return EXIT_USAGE if expected and not failed else EXIT_FAILED
+
+
+def describe(error: Exception) -> str:
+    """An error's message; the operating system's without its number."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.strerror}: '{os.fsdecode(error.filename)}'"
+    return str(error)
+
+
+def complain(text: str) -> None:
+    """One line on stderr, if anybody is there to read it."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)

@@ -26,7 +26,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "stops the answer; /help lists the commands.",
     )
     parser.add_argument("-sys", "--system-prompt", metavar="TEXT", help="system message")
-    parser.add_argument("-n", "--predict", "--n-predict", metavar="N", type=int, default=-1, help="tokens per answer")
+    parser.add_argument(
+        "-n", "--predict", "--n-predict", dest="max_tokens", metavar="N", type=int, default=-1, help="tokens per answer"
+    )
     parser.add_argument(
         "--history", metavar="FILE", type=Path, default=_default_history(), help="what was typed (default: %(default)s)"
     )
@@ -41,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from dspine_local.engine import Engine
 
     engine = Engine(args.model, args.model_draft, engine_options(args))
-    options = GenerationOptions(max_tokens=args.predict, sampling=sampling_options(args))
+    options = GenerationOptions(max_tokens=args.max_tokens, sampling=sampling_options(args))
     session = ChatSession(engine, options, args.system_prompt)
     drafting = f"up to {engine.n_draft} tokens drafted per round" if engine.n_draft else "no drafts"
     print(f"{Path(args.model).name}, {drafting}. /help lists the commands.", file=sys.stderr)

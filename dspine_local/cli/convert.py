@@ -23,7 +23,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "GGUF file. Memory stays small whatever the checkpoint's size, and nothing is left behind on failure.",
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT_DIR", type=Path, help="folder of the checkpoint")
-    parser.add_argument("-o", "--output", metavar="OUT.gguf", type=Path, required=True, help="file to write")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT.gguf",
+        type=Path,
+        required=True,
+        help="file to write; of a symbolic link, the file that it leads to",
+    )
     parser.add_argument(
         "--outtype",
         type=str.lower,
@@ -38,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=Path,
         help="check width, layers and vocabulary against this target, and remember its vocabulary in the drafter",
     )
-    parser.add_argument("--force", action="store_true", help="replace an existing output file")
+    parser.add_argument("--force", action="store_true", help="replace an existing regular file")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     parser.set_defaults(run=run)
 

@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dspine_local.checks import need_integer
 from dspine_local.cli import EXIT_DONE, EXIT_FAILED
+from dspine_local.cli.arguments import add_threads_argument
 from dspine_local.demo import N_DRAFT, PROMPTS, DemoRound, demo_engine, run_demo
 from dspine_local.progress import progress_bar
 
@@ -24,24 +26,31 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "show both side by side: the same text, the acceptance length, tokens per second. Needs the extra 'demo'. "
         "Exit code 1 when an answer differs.",
     )
-    parser.add_argument("-n", "--predict", metavar="N", type=int, default=128, help="tokens per answer (default: 128)")
+    parser.add_argument(
+        "-n",
+        "--predict",
+        dest="max_tokens",
+        metavar="N",
+        type=int,
+        default=128,
+        help="tokens per answer (default: 128)",
+    )
     parser.add_argument(
         "--n-draft", metavar="K", type=int, default=N_DRAFT, help="tokens drafted (default: %(default)s)"
     )
-    parser.add_argument("-t", "--threads", metavar="N", type=int, default=0, help="CPU threads (default: one per core)")
+    add_threads_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 when every answer is the same both ways."""
-    if args.predict < 1:
-        raise ValueError(f"--predict {args.predict}, expected at least 1")
+    need_integer("max_tokens", args.max_tokens, 1)
     rounds: list[DemoRound] = []
     console = Console()
-    total = 2 * args.predict * len(PROMPTS)
+    total = 2 * args.max_tokens * len(PROMPTS)
     with (
-        demo_engine(n_draft=args.n_draft, n_threads=args.threads) as engine,
+        demo_engine(n_draft=args.n_draft, n_threads=args.n_threads) as engine,
         progress_bar("Answering", unit="steps") as progress,
     ):
         n_done = 0
@@ -51,9 +60,9 @@ def run(args: argparse.Namespace) -> int:
             n_done += n
             progress(n_done, total, "tokens")
 
-        for result in run_demo(engine, args.predict, advance):
+        for result in run_demo(engine, args.max_tokens, advance):
             rounds.append(result)
-            n_done = 2 * args.predict * len(rounds)
+            n_done = 2 * args.max_tokens * len(rounds)
             if not args.json:
                 show(console, result)
     same = all(result.same_text for result in rounds)

@@ -10,8 +10,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from dspine_local.checks import INT32_MAX, need_integer
 from dspine_local.cli.arguments import add_model_arguments, engine_options
 from dspine_local.evaluation.measure import EvaluationReport, SetResult, evaluate
+from dspine_local.evaluation.plot import check_plot, plot_report
 from dspine_local.evaluation.prompts import load_prompts
 from dspine_local.progress import progress_bar
 
@@ -28,9 +30,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--prompts", metavar="PATH", type=Path, required=True, help="a .jsonl file or a folder of them")
     parser.add_argument("--limit", metavar="N", type=int, help="prompts per category")
-    parser.add_argument("-n", "--predict", metavar="N", type=int, default=256, help="tokens per answer (default: 256)")
-    parser.add_argument("-np", "--parallel", metavar="N", type=int, default=1, help="answers at once (default: 1)")
-    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw the result")
+    parser.add_argument(
+        *("-n", "--predict", "--n-predict"),
+        dest="max_tokens",
+        metavar="N",
+        type=int,
+        default=256,
+        help="tokens per answer (default: 256)",
+    )
+    parser.add_argument(
+        *("-np", "--parallel"),
+        dest="n_parallel",
+        metavar="N",
+        type=int,
+        default=1,
+        help="answers at once, each with -c positions of its own (default: 1)",
+    )
+    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw the result; an older picture is replaced")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_model_arguments(parser)
     parser.set_defaults(run=run)
@@ -42,17 +58,19 @@ def run(args: argparse.Namespace) -> int:
 
     if args.model_draft is None:
         raise ValueError("eval needs a drafter: -md DRAFTER.gguf")
-    for name, value in (("--predict", args.predict), ("--parallel", args.parallel), ("--limit", args.limit)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} {value}, expected at least 1")
+    need_integer("max_tokens", args.max_tokens, 1)
+    if args.limit is not None:
+        need_integer("limit", args.limit, 1)
+    options = replace(engine_options(args), n_parallel=args.n_parallel)
+    need_integer("n_ctx", args.n_ctx, 0, INT32_MAX // args.n_parallel)
+    options = replace(options, n_ctx=args.n_ctx * args.n_parallel)
+    if args.plot is not None:
+        check_plot(args.plot)
     prompts = load_prompts(args.prompts, limit=args.limit)
-    options = replace(engine_options(args), n_parallel=args.parallel, n_ctx=args.ctx_size * args.parallel)
     engine = Engine(args.model, args.model_draft, options)
     with progress_bar("Answering", unit="steps") as report:
-        result = evaluate(engine, prompts, max_tokens=args.predict, report=report)
+        result = evaluate(engine, prompts, max_tokens=args.max_tokens, report=report)
     if args.plot is not None:
-        from dspine_local.evaluation.plot import plot_report
-
         plot_report(result, args.plot)
     if args.json:
         print(json.dumps(result.to_json()))

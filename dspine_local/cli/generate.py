@@ -7,7 +7,15 @@ import json
 import sys
 from pathlib import Path
 
-from dspine_local.cli.arguments import add_model_arguments, add_sampling_arguments, engine_options, sampling_options
+from dspine_local.checks import decode_utf8
+from dspine_local.cli.arguments import (
+    add_model_arguments,
+    add_sampling_arguments,
+    engine_options,
+    given_text,
+    sampling_options,
+)
+from dspine_local.options import GenerationOptions
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,6 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "-n",
         "--predict",
         "--n-predict",
+        dest="max_tokens",
         metavar="N",
         type=int,
         default=-1,
@@ -45,16 +54,26 @@ def run(args: argparse.Namespace) -> int:
     """Generate; errors are raised."""
     from dspine_local.engine import Engine
 
+    options = GenerationOptions(
+        max_tokens=args.max_tokens,
+        stop=[given_text("--stop", text) for text in args.stop],
+        sampling=sampling_options(args),
+    )
+    loading = engine_options(args)
     prompt = _read_prompt(args)
     if args.raw and args.system_prompt is not None:
         raise ValueError("--system-prompt needs the chat template, which --raw leaves out")
-    engine = Engine(args.model, args.model_draft, engine_options(args))
+    engine = Engine(args.model, args.model_draft, loading)
     if args.raw:
         tokens = engine.tokenizer.encode(prompt)
     else:
-        system = [] if args.system_prompt is None else [{"role": "system", "content": args.system_prompt}]
+        system = (
+            []
+            if args.system_prompt is None
+            else [{"role": "system", "content": given_text("--system-prompt", args.system_prompt)}]
+        )
         tokens = engine.tokenizer.encode_chat([*system, {"role": "user", "content": prompt}])
-    generation = engine.generate(tokens, max_tokens=args.predict, stop=args.stop, sampling=sampling_options(args))
+    generation = engine.generate(tokens, options=options)
     with generation:
         for piece in generation:
             if not args.json:
@@ -80,7 +99,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _read_prompt(args: argparse.Namespace) -> str:
     if args.file is not None:
-        return Path(args.file).read_text(encoding="utf-8")
+        return decode_utf8(f"the file '{args.file}'", Path(args.file).read_bytes())
     if args.prompt == "-":
-        return sys.stdin.read()
-    return str(args.prompt)
+        if sys.stdin is None:
+            raise ValueError("--prompt - reads stdin, which is closed")
+        return decode_utf8("the prompt on stdin", sys.stdin.buffer.read())
+    return given_text("--prompt", args.prompt)

@@ -37,7 +37,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--port", metavar="PORT", type=int, default=8080, help="default: %(default)s; 0 takes a free one"
     )
     group.add_argument(
-        "-np", "--parallel", metavar="N", type=int, default=1, help="slots: requests at the same time; they share -c"
+        "-np",
+        "--parallel",
+        dest="n_parallel",
+        metavar="N",
+        type=int,
+        default=1,
+        help="slots: requests at the same time; they share -c",
     )
     group.add_argument("--api-key", metavar="KEY", action="append", default=[], help="ask for it; may be repeated")
     group.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with one key per line")
@@ -53,7 +59,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     group.add_argument(
         "--sse-ping-interval", metavar="S", type=int, default=30, help="comment after S silent seconds; -1 never"
     )
-    group.add_argument("-n", "--predict", "--n-predict", metavar="N", type=int, default=-1, help="tokens at most")
+    group.add_argument(
+        "-n", "--predict", "--n-predict", dest="max_tokens", metavar="N", type=int, default=-1, help="tokens at most"
+    )
     add_sampling_arguments(parser)
     parser.set_defaults(run=run)
 
@@ -69,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         if path is not None and not Path(path).is_file():
             raise FileNotFoundError(f"no such file: '{path}'")
     options = _server_options(args)
-    models = replace(engine_options(args), n_parallel=args.parallel)
+    models = replace(engine_options(args), n_parallel=args.n_parallel)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     app = create_app(lambda: Engine(args.model, args.model_draft, models), options)
     with _listen(args.host, args.port) as listener:
@@ -112,7 +120,7 @@ def _server_options(args: argparse.Namespace) -> ServerOptions:
         endpoint_metrics=args.metrics,
         max_body_bytes=args.max_body << 20,
         ping_interval_s=args.sse_ping_interval,
-        n_predict=args.predict,
+        n_predict=args.max_tokens,
         sampling=sampling_options(args),
     )
 

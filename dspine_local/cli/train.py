@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dspine_local.cli.arguments import add_threads_argument
+from dspine_local.command import Loading
 from dspine_local.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--run", dest="run_name", metavar="NAME", help="folder of this run in DIR (default: the kind)")
     parser.add_argument("--seed", metavar="N", type=int, default=0)
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="of PyTorch")
-    parser.add_argument("-t", "--threads", metavar="N", type=int, default=0, help="CPU threads (default: one per core)")
+    add_threads_argument(parser)
     _add_data_arguments(parser)
     _add_drafter_arguments(parser)
     _add_training_arguments(parser)
@@ -48,13 +50,18 @@ def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
         help="one prompt per line, or JSONL with 'prompt'; without, the target makes up prompts of its own",
     )
     group.add_argument(
-        "--tokens", metavar="N", type=int, default=1_500_000, help="answer tokens in all (default: %(default)s)"
+        "--tokens",
+        dest="n_tokens",
+        metavar="N",
+        type=int,
+        default=1_500_000,
+        help="answer tokens in all (default: %(default)s)",
     )
     group.add_argument("--max-prompt", metavar="N", type=int, default=160, help="default: %(default)s tokens")
     group.add_argument("--max-answer", metavar="N", type=int, default=256, help="default: %(default)s tokens")
     group.add_argument("--greedy-share", metavar="X", type=float, default=0.5, help="answers at temperature 0")
     group.add_argument("--shard-size", metavar="N", type=int, default=512, help="conversations per file")
-    group.add_argument("--parallel", metavar="N", type=int, default=32, help="conversations at once")
+    group.add_argument("--parallel", dest="n_parallel", metavar="N", type=int, default=32, help="conversations at once")
     group.add_argument(
         "--backend",
         choices=("native", "torch"),
@@ -66,7 +73,7 @@ def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("drafter")
     group.add_argument("--kind", choices=("dspine", "dflash"), default="dspine")
-    group.add_argument("--layers", metavar="N", type=int, default=3)
+    group.add_argument("--layers", dest="n_layers", metavar="N", type=int, default=3)
     group.add_argument("--block-size", metavar="N", type=int, default=8, help="the anchor and N - 1 proposals")
     group.add_argument("--rank", metavar="N", type=int, default=128, help="width of the transfer space")
     group.add_argument("--message-size", metavar="N", type=int, default=64)
@@ -77,11 +84,22 @@ def _add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
-    group.add_argument("--steps", metavar="N", type=int, default=10_000)
-    group.add_argument("--lr", metavar="X", type=float, default=1e-3, help="peak learning rate (default: %(default)s)")
+    group.add_argument("--steps", dest="n_steps", metavar="N", type=int, default=10_000)
+    group.add_argument(
+        "--lr",
+        dest="learning_rate",
+        metavar="X",
+        type=float,
+        default=1e-3,
+        help="peak learning rate (default: %(default)s)",
+    )
     group.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
-    group.add_argument("--sequences", metavar="N", type=int, default=6, help="per step (default: %(default)s)")
-    group.add_argument("--anchors", metavar="N", type=int, default=24, help="blocks of each (default: %(default)s)")
+    group.add_argument(
+        "--sequences", dest="n_sequences", metavar="N", type=int, default=6, help="per step (default: %(default)s)"
+    )
+    group.add_argument(
+        "--anchors", dest="n_anchors", metavar="N", type=int, default=24, help="blocks of each (default: %(default)s)"
+    )
     group.add_argument(
         "--live-features",
         action="store_true",
@@ -95,18 +113,27 @@ def run(args: argparse.Namespace) -> int:
     """Run the stages; errors are raised."""
     if find_spec("torch") is None:
         raise ValueError("training needs PyTorch: pip install 'dspine-local[train]'")
-    import torch
+    with Loading():
+        import torch
 
-    from dspine_local.train.pipeline import checkpoint_folder, run_data, run_features, run_training
+        from dspine_local.train.pipeline import (
+            check_inputs,
+            checkpoint_folder,
+            run_data,
+            run_features,
+            run_training,
+        )
 
-    if args.threads:
-        torch.set_num_threads(args.threads)
     options = _options(args)
     stages = STAGES if args.stage == "all" else (args.stage,)
+    check_inputs(options, stages)
+    if args.n_threads:
+        torch.set_num_threads(args.n_threads)
     if "data" in stages:
         with progress_bar("Answering", unit="steps") as report:
             n_tokens = run_data(options, report)
-        print(f"data: {n_tokens:,} answer tokens in {options.out / 'data'}", flush=True)
+        used_up = "" if n_tokens >= options.data.n_tokens else ": the prompts are used up"
+        print(f"data: {n_tokens:,} answer tokens in {options.out / 'data'}{used_up}", flush=True)
     if "features" in stages and not args.live_features:
         with progress_bar("Features", unit="steps") as report:
             n_shards = run_features(options, report)
@@ -138,19 +165,19 @@ def _options(args: argparse.Namespace) -> PipelineOptions:
         backend=args.backend,
         live_features=args.live_features,
         data=DataOptions(
-            n_tokens=args.tokens,
+            n_tokens=args.n_tokens,
             prompts=args.prompts,
             max_prompt=args.max_prompt,
             max_answer=args.max_answer,
             greedy_share=args.greedy_share,
             shard_size=args.shard_size,
-            n_parallel=args.parallel,
-            n_threads=args.threads,
+            n_parallel=args.n_parallel,
+            n_threads=args.n_threads,
             seed=args.seed,
         ),
         drafter=DrafterOptions(
             kind=args.kind,
-            n_layers=args.layers,
+            n_layers=args.n_layers,
             block_size=args.block_size,
             rank=args.rank,
             message_size=args.message_size,
@@ -159,11 +186,11 @@ def _options(args: argparse.Namespace) -> PipelineOptions:
             mask_token=args.mask_token,
         ),
         train=TrainOptions(
-            n_steps=args.steps,
-            learning_rate=args.lr,
+            n_steps=args.n_steps,
+            learning_rate=args.learning_rate,
             optimizer=args.optimizer,
-            n_sequences=args.sequences,
-            n_anchors=args.anchors,
+            n_sequences=args.n_sequences,
+            n_anchors=args.n_anchors,
             eval_every=args.eval_every,
             from_target=not args.from_scratch,
             seed=args.seed,

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from dspine_local.evaluation.measure import EvaluationReport
+from dspine_local.files import output_path, write_whole
+
+
+def check_plot(path: Path) -> Path:
+    """Where the picture will be written: to be asked before the hours of work that it shows.
+
+    Raises:
+        FileNotFoundError: No such folder.
+        ValueError: matplotlib is not installed, or the path is something else than a regular file.
+    """
+    if find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib: pip install 'dspine-local[train]'")
+    return output_path(path, overwrite=True)
 
 
 def plot_report(report: EvaluationReport, path: Path) -> None:
-    """Write a PNG.
+    """Write a PNG, whole or not at all; an older one is replaced. Raises as ``check_plot``."""
+    out = check_plot(path)
+    from matplotlib.figure import Figure
 
-    Raises:
-        ValueError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ValueError("--plot needs matplotlib: pip install 'dspine-local[train]'") from error
     figure = Figure(figsize=(10, 4), layout="constrained")
     lengths, positions = figure.subplots(1, 2)
     names = [c.category for c in report.categories]
@@ -33,4 +42,4 @@ def plot_report(report: EvaluationReport, path: Path) -> None:
     positions.set_ylabel("share accepted")
     positions.set_ylim(0, 1)
     positions.legend()
-    figure.savefig(path, dpi=120, format="png")
+    write_whole(out, lambda partial: figure.savefig(partial, dpi=120, format="png"))

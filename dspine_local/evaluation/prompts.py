@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dspine_local.checks import check_encodable, decode_utf8
 from dspine_local.errors import ModelFormatError
+from dspine_local.files import StrPath, checked_path
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,19 @@ def _livecodebench(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (PROGRAM.format(row["question_content"]) + given,)
 
 
+def _turns(row: Mapping[str, Any]) -> list[Any]:
+    if not isinstance(row["turns"], list):  # text would be taken apart into its characters
+        raise TypeError(f"turns is a {type(row['turns']).__name__}")
+    return row["turns"]
+
+
 def _mt_bench(row: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(row["turns"])
+    return tuple(_turns(row))
 
 
 def _arena_hard(row: Mapping[str, Any]) -> tuple[str, ...]:
     if "turns" in row:  # version 0.1: [{"content": ...}]
-        return tuple(turn["content"] for turn in row["turns"])
+        return tuple(turn["content"] for turn in _turns(row))
     return (row["prompt"],)
 
 
@@ -86,7 +94,7 @@ FORMATS = (
 )
 
 
-def load_prompts(path: Path, *, limit: int | None = None) -> list[Prompt]:
+def load_prompts(path: StrPath, *, limit: int | None = None) -> list[Prompt]:
     """Read prompts: one JSONL file, or every ``*.jsonl`` of a folder.
 
     Files are told apart by their keys: GSM8K, MATH-500, HumanEval, MBPP, LiveCodeBench, MT-Bench, Arena-Hard, or
@@ -96,15 +104,18 @@ def load_prompts(path: Path, *, limit: int | None = None) -> list[Prompt]:
         limit: Prompts of each category at most: the first ones.
     Raises:
         FileNotFoundError: No such file, or a folder without ``*.jsonl``.
-        ModelFormatError: A line that is not JSON, or of no known format.
+        ModelFormatError: A line that is not JSON, of no known format, or without text.
+        ValueError: Text that is not UTF-8, or a path with a NUL character.
     """
+    path = checked_path(path)
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise FileNotFoundError(f"no prompts in '{path}', expected a .jsonl file or a folder with some")
     prompts: list[Prompt] = []
     counts: dict[str, int] = {}
     for file in files:
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        # Not splitlines, which also ends lines inside JSON strings (U+2028 and others).
+        for number, line in enumerate(decode_utf8(f"'{file}'", file.read_bytes()).split("\n"), start=1):
             if not line.strip():
                 continue
             prompt = _read_line(file, number, line)
@@ -120,19 +131,21 @@ def _read_line(file: Path, number: int, line: str) -> Prompt:
     where = f"'{file}' line {number}"
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFormatError(f"{where} is not JSON: {error}") from error
     if isinstance(row, dict):
         for form in FORMATS:
             if all(key in row for key in form.keys):
                 try:
                     turns = form.turns(row)
-                except (KeyError, TypeError, AttributeError) as error:
+                except (KeyError, TypeError, AttributeError, IndexError) as error:
                     raise ModelFormatError(
                         f"{where} looks like {form.name}, but could not be read: {error!r}"
                     ) from error
-                if not turns or not all(isinstance(turn, str) and turn for turn in turns):
+                if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
                     raise ModelFormatError(f"{where} has an empty prompt")
+                for turn in turns:
+                    check_encodable(where, turn)
                 return Prompt(str(row.get("category", file.stem)) if form.name == "own" else form.name, turns)
     known = ", ".join(dict.fromkeys(form.name for form in FORMATS))
     raise ModelFormatError(f"{where} is of no known format ({known})")

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dspine_local.engine import Generation
+from dspine_local.generation import Generation
 
 logger = logging.getLogger("dspine_local.server")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dspine_local.engine import Chunk, Generation
+from dspine_local.generation import Chunk, Generation
 from dspine_local.options import GenerationOptions
 from dspine_local.stats import GenerationStats
 from dspine_local.tokenizer import Tokenizer

@@ -15,7 +15,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-from dspine_local.engine import Chunk, Engine, Generation
+from dspine_local.engine import Engine
+from dspine_local.generation import Chunk, Generation
 from dspine_local.server.errors import ApiError
 from dspine_local.server.metrics import Metrics
 

@@ -14,6 +14,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from dspine_local.checks import INT32_MAX, UINT32_MAX, need_integer, need_number
+from dspine_local.errors import ModelFormatError
+from dspine_local.options import MAX_THREADS
 from dspine_local.train.complete import Completer, Completion, Job
 from dspine_local.train.prompts import PromptSource
 from dspine_local.train.shards import claim, void, write_whole
@@ -64,17 +67,39 @@ class DataOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("n_tokens", "max_prompt", "max_answer", "shard_size", "n_parallel"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}, expected at least 1")
-        if not 0.0 <= self.greedy_share <= 1.0:
-            raise ValueError(f"greedy_share = {self.greedy_share}, expected 0 to 1")
+        need_integer("n_tokens", self.n_tokens, 1, 10**12)
+        for name in ("max_prompt", "max_answer", "shard_size"):
+            need_integer(name, getattr(self, name), 1, 1 << 24)
+        need_integer("n_parallel", self.n_parallel, 1, 1 << 16)
+        need_integer("n_threads", self.n_threads, 0, MAX_THREADS)
+        need_integer("seed", self.seed, 0, UINT32_MAX)
+        need_number("greedy_share", self.greedy_share, 0.0, 1.0)
 
 
-def read_shard(path: Path) -> list[Conversation]:
-    """The conversations of a shard."""
-    with path.open(encoding="utf-8") as lines:
-        return [Conversation(**json.loads(line)) for line in lines]
+def read_shard(path: Path, n_vocab: int | None = None) -> list[Conversation]:
+    """The conversations of a shard.
+
+    Args:
+        n_vocab: Tokens that there are, to check those of the shard.
+    Raises:
+        FileNotFoundError: No such file.
+        ModelFormatError: A line that is no conversation, or a token outside the vocabulary.
+    """
+    try:
+        with path.open(encoding="utf-8") as lines:
+            sequences = [Conversation(**json.loads(line)) for line in lines]
+        for number, sequence in enumerate(sequences, start=1):
+            tokens = sequence.tokens
+            if set(map(type, tokens)) != {int} or not 0 < sequence.answer_start <= len(tokens):
+                raise ValueError(f"line {number} is no conversation")
+            if min(tokens) < 0 or max(tokens) >= (n_vocab or INT32_MAX):
+                raise ValueError(f"line {number} has a token outside the vocabulary of {n_vocab or INT32_MAX}")
+            need_number("temperature", sequence.temperature, 0.0)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ModelFormatError(
+            f"'{path}' is damaged ({error}): delete it, and features of that name, to have it made again"
+        ) from error
+    return sequences
 
 
 def shard_path(folder: Path, index: int) -> Path:
@@ -123,8 +148,10 @@ def generate_data(
             if not mine or path.exists():
                 continue
             prompts = source.make(index - 1)
-            if not prompts:
+            if prompts is None:
                 break
+            if not prompts:  # all of them too long: no shard of that number
+                continue
 
             def told(n_new: int, n_done: int, n: int = n_have, i: int = index, n_all: int = len(prompts)) -> None:
                 report(n + n_new, options.n_tokens, f"shard {i - 1}, {n_done} of {n_all}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,12 +12,15 @@ import numpy.typing as npt
 import torch
 
 from dspine_local import _native
+from dspine_local.errors import ModelFormatError
+from dspine_local.files import need_regular
 from dspine_local.train.data import Conversation, Report, complete_shards, read_shard, save_rows, shard_named
-from dspine_local.train.shards import claim, write_json, write_whole
+from dspine_local.train.shards import claim, read_json, write_json, write_whole
 from dspine_local.train.torch_target import FLOAT16_MAX, TorchTarget, is_supported
 from dspine_local.train.weights import TargetWeights
 
 SCALES_FILE = "scales.json"
+MIN_CONTEXT = 1024
 
 
 @dataclass(frozen=True)
@@ -83,30 +85,32 @@ def make_features(
     """
     reader: FeatureReader | TorchReader | None = None
     shards = complete_shards(data)
+    n_vocab = TargetWeights(target).shape("token_embd.weight")[0]
     for i, shard in enumerate(shards):
         path = feature_path(folder, shard)
         report(i, len(shards), shard.stem)
         with claim(path) as mine:
             if mine and not path.exists():
                 if reader is None:
-                    reader = _make_reader(target, taps, n_threads, device, use_torch)
-                write_whole(path, partial(_write, conversations=read_shard(shard), reader=reader))
+                    longest = max(len(sequence.tokens) for part in shards for sequence in read_shard(part))
+                    reader = _make_reader(target, taps, n_threads, device, use_torch, n_ctx=longest)
+                write_whole(path, partial(_write, conversations=read_shard(shard, n_vocab), reader=reader))
         if not (folder / SCALES_FILE).exists() and path.exists():
-            rms = tap_sizes(list(shard_rows(path, read_shard(shard), len(taps))), len(taps))
+            rms = tap_sizes(list(shard_rows(path, read_shard(shard, n_vocab), len(taps))), len(taps))
             write_json(folder / SCALES_FILE, {"taps": list(taps), "rms": rms})
     report(len(shards), len(shards), "")
     return len(shards)
 
 
 def _make_reader(
-    target: Path, taps: Sequence[int], n_threads: int, device: str, use_torch: bool | None
+    target: Path, taps: Sequence[int], n_threads: int, device: str, use_torch: bool | None, *, n_ctx: int
 ) -> FeatureReader | TorchReader:
     weights = TargetWeights(target)
     if use_torch or (use_torch is None and is_supported(weights)):
         if n_threads:
             torch.set_num_threads(n_threads)
         return TorchReader(TorchTarget(weights, device), taps)
-    return FeatureReader(target, taps, n_threads=n_threads)
+    return FeatureReader(target, taps, n_ctx=max(MIN_CONTEXT, n_ctx), n_threads=n_threads)
 
 
 class TorchReader:
@@ -141,9 +145,22 @@ def tap_sizes(rows: Sequence[Row], n_taps: int) -> list[float]:
 
 
 def read_scales(folder: Path) -> tuple[list[int], list[float]]:
-    """Taps of the features and each one's root mean square."""
-    stored = json.loads((folder / SCALES_FILE).read_text(encoding="utf-8"))
-    return stored["taps"], stored["rms"]
+    """Taps of the features and each one's root mean square.
+
+    Raises:
+        ModelFormatError: The file says something else.
+    """
+    stored = read_json(folder / SCALES_FILE)
+    taps, rms = stored.get("taps"), stored.get("rms")
+    if not (
+        isinstance(taps, list)
+        and isinstance(rms, list)
+        and len(taps) == len(rms) > 0
+        and all(type(tap) is int for tap in taps)
+        and all(isinstance(size, float) and size > 0 for size in rms)
+    ):
+        raise ModelFormatError(f"'{folder / SCALES_FILE}' is damaged: delete it to have it made again")
+    return taps, rms
 
 
 class FeatureSet:
@@ -178,12 +195,23 @@ def shard_rows(path: Path, sequences: Sequence[Conversation], n_taps: int) -> It
     """The conversations of a shard with their features, mapped from disk.
 
     Raises:
-        ValueError: The two do not belong together.
+        ModelFormatError: A damaged file, or the two do not belong together.
     """
-    rows = np.load(path, mmap_mode="r")
+    need_regular(path, "features")
+    try:
+        rows = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ModelFormatError(f"'{path}' is damaged ({error}): delete it to have it made again") from error
     n_tokens = sum(len(sequence.tokens) for sequence in sequences)
+    if rows.ndim != 2 or rows.dtype != np.float16 or rows.shape[1] % (n_taps + 1):
+        raise ModelFormatError(
+            f"'{path}' holds {rows.dtype} of shape {list(rows.shape)}, expected float16 rows of {n_taps} taps and a "
+            "hidden state: delete it to have it made again"
+        )
     if len(rows) != n_tokens:
-        raise ValueError(f"'{path}' has {len(rows)} rows, its data has {n_tokens} tokens")
+        raise ModelFormatError(
+            f"'{path}' has {len(rows)} rows, its data has {n_tokens} tokens: delete it to have it made again"
+        )
     width, first = n_taps * rows.shape[1] // (n_taps + 1), 0
     for sequence in sequences:
         part = rows[first : first + len(sequence.tokens)]

@@ -54,7 +54,9 @@ class LiveFeatures:
         if not self.shards:
             raise FileNotFoundError(f"no data in '{data}', expected shards of the data stage")
         self.taps = list(taps)
-        self._sequences = [c for name in self.shards for c in read_shard(shard_named(data, name))]
+        self._sequences = [
+            c for name in self.shards for c in read_shard(shard_named(data, name), target.shape("token_embd.weight")[0])
+        ]
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         self._target = TorchTarget(target, str(device), dtype)
         rows = self.rows(range(min(N_FOR_SCALES, len(self._sequences))))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from dspine_local.checks import UINT32_MAX, need_choice, need_flag, need_integer, need_number, need_positive
 from dspine_local.train.losses import Objective
+
+OPTIMIZERS = ("adamw", "muon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +52,17 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         for name in ("n_steps", "n_sequences", "n_anchors", "eval_every", "save_every", "n_held_out"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)}, expected at least 1")
-        if self.optimizer not in ("adamw", "muon"):
-            raise ValueError(f"optimizer = {self.optimizer!r}, expected adamw or muon")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate = {self.learning_rate}, expected more than 0")
+            need_integer(name, getattr(self, name), 1)
+        need_integer("warmup", self.warmup, 0)
+        need_integer("seed", self.seed, 0, UINT32_MAX)
+        need_choice("optimizer", self.optimizer, OPTIMIZERS)
+        for name in ("learning_rate", "max_norm", "decay"):
+            need_positive(name, getattr(self, name))
+        for name in ("weight_decay", "l1_from"):
+            need_number(name, getattr(self, name), 0.0)
+        for name in ("short_share", "average", "replacement"):
+            need_number(name, getattr(self, name), 0.0, 1.0)
+        need_flag("from_target", self.from_target)
 
     def rate(self, step: int) -> float:
         """Learning rate of a step as a share of its peak."""

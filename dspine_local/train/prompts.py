@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from dspine_local.chat_template import render_chat
+from dspine_local.checks import check_encodable, decode_utf8
+from dspine_local.errors import ModelFormatError
+from dspine_local.files import need_regular
 from dspine_local.tokenizer import Tokenizer
 from dspine_local.train.complete import Completer, Job
 from dspine_local.train.openings import KINDS
@@ -23,8 +26,8 @@ Prompts = list[tuple[str, list[int]]]
 class PromptSource(Protocol):
     """Where a shard's prompts come from."""
 
-    def make(self, index: int) -> Prompts:
-        """(category, tokens) of shard ``index``; none when there are no more."""
+    def make(self, index: int) -> Prompts | None:
+        """(category, tokens) of shard ``index``, which may be none; None when there are no more."""
 
 
 class SelfPrompts:
@@ -50,7 +53,7 @@ class SelfPrompts:
         )
         self._prefix = text.split(MARK)[0]
 
-    def make(self, index: int) -> Prompts:
+    def make(self, index: int) -> Prompts | None:
         """The prompts of shard ``index``: whole, different, printable."""
         rng = random.Random(f"{self._seed}/{index}/prompts")  # noqa: S311
         kinds = list(KINDS)
@@ -74,7 +77,7 @@ class SelfPrompts:
             if key not in seen and is_sound(text) and len(tokens) <= self._max_prompt:
                 seen.add(key)
                 prompts.append((kind, tokens))
-        return prompts[: self._n_prompts]
+        return prompts[: self._n_prompts] or None  # trying again would not help
 
     def _n_tries(self) -> int:
         """More than wanted: about a fifth has no end, or is no good."""
@@ -88,9 +91,11 @@ class GivenPrompts:
         self._tokenizer, self._n_prompts, self._max_prompt = tokenizer, n_prompts, max_prompt
         self._prompts = read_prompts(path)
 
-    def make(self, index: int) -> Prompts:
-        """The prompts of shard ``index``; none when the file is used up."""
+    def make(self, index: int) -> Prompts | None:
+        """The prompts of shard ``index`` that are not too long; None when the file is used up."""
         part = self._prompts[index * self._n_prompts : (index + 1) * self._n_prompts]
+        if not part:
+            return None
         encoded = [(kind, self._tokenizer.encode_chat([{"role": "user", "content": text}])) for kind, text in part]
         return [p for p in encoded if len(p[1]) <= self._max_prompt]
 
@@ -106,22 +111,31 @@ def read_prompts(path: Path) -> list[tuple[str, str]]:
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: A line without a prompt, or no line at all.
+        ModelFormatError: Not a regular file, a line without a prompt, or no line at all.
+        ValueError: Text that is not UTF-8.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"no such file: '{path}'")
+    need_regular(path, "the prompts")
     prompts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        if path.suffix != ".jsonl":
-            prompts.append((path.stem, line.strip()))
-            continue
-        entry = json.loads(line)
-        text = next((entry[key] for key in TEXT_KEYS if isinstance(entry.get(key), str)), None)
-        if not text:
-            raise ValueError(f"'{path}' line {number} has no prompt, expected one of the keys {', '.join(TEXT_KEYS)}")
-        prompts.append((str(entry.get("category", path.stem)), text))
+    # Not splitlines, which also ends lines inside JSON strings (U+2028 and others).
+    for number, line in enumerate(decode_utf8(f"'{path}'", path.read_bytes()).split("\n"), start=1):
+        if line.strip():
+            where = f"'{path}' line {number}"
+            kind, text = _json_prompt(line, where, path.stem) if path.suffix == ".jsonl" else (path.stem, line.strip())
+            check_encodable(where, text)
+            prompts.append((kind, text))
     if not prompts:
-        raise ValueError(f"'{path}' has no prompts")
+        raise ModelFormatError(f"'{path}' has no prompts")
     return prompts
+
+
+def _json_prompt(line: str, where: str, default_kind: str) -> tuple[str, str]:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"{where} is not JSON: {error}") from error
+    found = [entry[key] for key in TEXT_KEYS if isinstance(entry.get(key), str)] if isinstance(entry, dict) else []
+    if not found or not found[0].strip():
+        raise ModelFormatError(
+            f"{where} has no prompt, expected an object with text in one of the keys {', '.join(TEXT_KEYS)}"
+        )
+    return str(entry.get("category", default_kind)), found[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dspine_local.checks import OptionError, need_integer
 from dspine_local.train.weights import TargetWeights
 
 KINDS = ("dspine", "dflash")
@@ -146,8 +147,16 @@ def shape_for_target(
     message_size: int = 64,
     top_k: int = 16,
 ) -> DrafterShape:
-    """A drafter with the target's own widths, so that its layers can begin as the target's."""
-    width, n_heads = target.key("embedding_length"), target.key("attention.head_count")
+    """A drafter with the target's own widths, so that its layers can begin as the target's.
+
+    Raises:
+        ModelFormatError: The target has no such widths.
+        ValueError: A tap or mask token that the target does not have.
+    """
+    if not all(0 <= tap < target.n_layers - 1 for tap in taps):
+        raise OptionError("taps", list(taps), f"layers from 0 to {target.n_layers - 2} of the target")
+    need_integer("mask_token", mask_token_id, 0, target.shape("token_embd.weight")[0] - 1)
+    width, n_heads = target.integer("embedding_length"), target.integer("attention.head_count")
     vocab_size = target.shape("token_embd.weight")[0]
     injected = kind == "dspine"
     return DrafterShape(
@@ -155,18 +164,18 @@ def shape_for_target(
         hidden_size=width,
         n_layers=n_layers,
         n_heads=n_heads,
-        n_heads_kv=target.key("attention.head_count_kv", n_heads),
-        head_dim=target.key("attention.key_length", width // n_heads),
-        ffn_size=target.key("feed_forward_length"),
+        n_heads_kv=target.integer("attention.head_count_kv", n_heads),
+        head_dim=target.integer("attention.key_length", width // n_heads),
+        ffn_size=target.integer("feed_forward_length"),
         vocab_size=vocab_size,
         block_size=block_size,
         taps=taps,
-        n_target_layers=target.key("block_count"),
+        n_target_layers=target.n_layers,
         mask_token_id=mask_token_id,
         causal=injected,
         rank=min(rank, width) if injected else 0,
         message_size=message_size if injected else 0,
         top_k=min(top_k, vocab_size) if injected else 1,
         rope_theta=float(target.key("rope.freq_base", 10000.0)),
-        max_positions=target.key("context_length"),
+        max_positions=target.integer("context_length"),
     )

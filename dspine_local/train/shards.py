@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from dspine_local import files
+from dspine_local.errors import ModelFormatError
 
 try:
     import fcntl
@@ -16,16 +18,9 @@ except ImportError:  # Windows: one process at a time
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Let ``write`` make a temporary file, then rename it to ``path``: a killed process leaves no half file there."""
+    """The same as ``files.write_whole``, in a folder that need not exist yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(partial)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    files.write_whole(path, write)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -33,9 +28,20 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, lambda partial: void(partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")))
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ModelFormatError: Not a regular file, or something else in it.
+    """
+    files.need_regular(path, "a file of the training's folder")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelFormatError(f"'{path}' is damaged: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFormatError(f"'{path}' is damaged: it holds a {type(value).__name__}, expected an object")
+    return value
 
 
 def void(_value: object) -> None:

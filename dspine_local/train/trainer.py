@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspine_local.errors import BackendError
+from dspine_local.errors import BackendError, ModelFormatError
+from dspine_local.files import need_regular
 from dspine_local.train.acceptance import Acceptance, measure_acceptance
 from dspine_local.train.batch import Batch, collate, draw_anchors, epoch_order, split
 from dspine_local.train.export import export_checkpoint
@@ -99,6 +100,7 @@ class Trainer:
         """
         acceptance: Acceptance | None = None
         options, progress = self.options, self.progress
+        self.folder.mkdir(parents=True, exist_ok=True)
         with self._stop_between_steps():
             while progress.step < options.n_steps:
                 values = self._step()
@@ -182,10 +184,19 @@ class Trainer:
     def _open(self, features: Features, epoch: int) -> None:
         if tuple(features.taps) != self.shape.taps:
             raise ValueError(f"the features are of taps {features.taps}, the drafter has {list(self.shape.taps)}")
+        for sequence in features.sequences:
+            if max(sequence.tokens) >= self.shape.vocab_size:
+                raise ModelFormatError(
+                    f"the data in '{self._places[0]}' has token {max(sequence.tokens)}, the target has "
+                    f"{self.shape.vocab_size} tokens: it was made with another one"
+                )
         self._features = features
         train, held_out = split(features)
         if len(train) < self.options.n_sequences:
-            raise ValueError(f"{len(train)} sequences to train on, expected at least {self.options.n_sequences}")
+            raise ValueError(
+                f"'{self._places[0]}' has {len(train)} answers to train on, expected at least "
+                f"{self.options.n_sequences}, those of a step: more prompts or tokens, or fewer --sequences"
+            )
         self._order = epoch_order(train, self.options.seed, epoch)
         greedy = [i for i in held_out if features.sequences[i].temperature == 0]
         self._held_out = features.rows((greedy or held_out)[: self.options.n_held_out])
@@ -233,12 +244,18 @@ class Trainer:
     def _read_state(self) -> dict[str, Any] | None:
         path = self.folder / STATE_FILE
         if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
             return None
-        state: dict[str, Any] = torch.load(path, map_location=self.device, weights_only=True)
+        need_regular(path, "the run's state")
+        try:
+            state: dict[str, Any] = torch.load(path, map_location=self.device, weights_only=True)
+            made_with = [dict(state[what]) for what in ("shape", "options")]
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a damaged archive makes of it
+            raise self._damaged(error) from error
         for what, stored, wanted in (
-            ("shape", state["shape"], asdict(self.shape)),
-            ("options", state["options"], asdict(self.options)),
+            ("shape", made_with[0], asdict(self.shape)),
+            ("options", made_with[1], asdict(self.options)),
         ):
             changed = [name for name, value in wanted.items() if stored.get(name) != value]
             if changed:
@@ -249,14 +266,23 @@ class Trainer:
                 )
         return state
 
+    def _damaged(self, error: Exception) -> ModelFormatError:
+        # Not what PyTorch says of it, which is long and recommends to trust the file.
+        return ModelFormatError(
+            f"'{self.folder / STATE_FILE}' is damaged ({type(error).__name__}): delete it to train from the beginning"
+        )
+
     def _restore(self, state: dict[str, Any]) -> None:
-        self.progress = Progress(**state["progress"])
-        cursor = self.progress.cursor
-        self.drafter.load_state_dict(state["drafter"])
-        self.average = state["average"]
-        for optimizer, stored in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(stored)
-        self._counts = state["counts"]
+        try:
+            self.progress = Progress(**state["progress"])
+            cursor = self.progress.cursor
+            self.drafter.load_state_dict(state["drafter"])
+            self.average = state["average"]
+            for optimizer, stored in zip(self._optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(stored)
+            self._counts = state["counts"]
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise self._damaged(error) from error
         self._open(self._find(self.progress.shards), self.progress.epoch)
         self.progress.cursor = cursor
 

@@ -9,7 +9,11 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from dspine_local._native import GgufFile
+from dspine_local.checks import shown
+from dspine_local.convert.schema import ARCHITECTURE
 from dspine_local.errors import ModelFormatError
+from dspine_local.files import checked_path
 
 Array = npt.NDArray[np.float32]
 
@@ -19,16 +23,17 @@ class TargetWeights:
 
     Raises:
         FileNotFoundError: No such file.
-        ModelFormatError: A key or tensor that training needs is missing.
+        ModelFormatError: No whole GGUF of a target, or a key or tensor that training needs is missing.
     """
 
     def __init__(self, path: Path) -> None:
-        if not path.is_file():
-            raise FileNotFoundError(f"no such file: '{path}'")
+        GgufFile(str(checked_path(path)))  # checks the file, which gguf's reader does not
         self.path = path
         self._reader = gguf.GGUFReader(path)
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self.arch = str(self.key("general.architecture", prefixed=False))
+        if self.arch == ARCHITECTURE:
+            raise ModelFormatError(f"'{path}' is a drafter, expected the target to train one for")
 
     def key(self, name: str, default: Any = None, *, prefixed: bool = True) -> Any:
         """A metadata value; names are the architecture's own unless not ``prefixed``."""
@@ -38,6 +43,25 @@ class TargetWeights:
                 raise ModelFormatError(f"'{self.path}' has no key '{name}', expected the GGUF of a language model")
             return default
         return field.contents()
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A metadata value that training needs as one number.
+
+        Raises:
+            ModelFormatError: It is missing, or differs between layers.
+        """
+        value = self.key(name, default)
+        if not isinstance(value, int):
+            raise ModelFormatError(
+                f"'{self.path}' (architecture '{self.arch}') has {name} = {shown(value)}, expected one number for all "
+                "layers: such targets cannot be trained for"
+            )
+        return value
+
+    @property
+    def n_layers(self) -> int:
+        """Layers that can be tapped: those for multi-token prediction are counted in the file, but are none."""
+        return self.integer("block_count") - self.integer("nextn_predict_layers", 0)
 
     def names(self) -> list[str]:
         """Names of all tensors."""

@@ -35,6 +35,7 @@ void bind_errors(py::module_ & m);
 void bind_files(py::module_ & m);
 void bind_target(py::module_ & m);
 void bind_drafter(py::module_ & m);
+void bind_policy(py::module_ & m);
 void bind_engine(py::module_ & m);
 
 }  // namespace dspine

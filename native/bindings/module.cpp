@@ -64,5 +64,6 @@ PYBIND11_MODULE(_native, m) {
     bind_files(m);
     bind_target(m);
     bind_drafter(m);
+    bind_policy(m);
     bind_engine(m);
 }

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from dspine_local.engine import Generation
+from dspine_local.generation import Generation
 from dspine_local.options import GenerationOptions
 from dspine_local.server.errors import ApiError, from_exception, invalid
 from dspine_local.server.payloads import DONE, PING, event

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from dspine_local.engine import Generation
+from dspine_local.generation import Generation
 from dspine_local.options import GenerationOptions
 from dspine_local.server.errors import ApiError
 from dspine_local.server.payloads import Provenance, probabilities, settings, stop_type, timings

@@ -23,7 +23,9 @@ Engine::Engine(std::shared_ptr<Target> target, std::shared_ptr<DraftSource> draf
         options_.n_draft = 0;
         return;
     }
-    if (options_.n_draft < 0 || options_.n_draft > n_draft_max_) {
+    if (options_.n_draft == AUTO_DRAFT) {
+        policy_ = std::make_unique<DraftLengthPolicy>(options_.verify_costs, options_.draft_costs);
+    } else if (options_.n_draft < 0 || options_.n_draft > n_draft_max_) {
         throw std::invalid_argument("n_draft = " + std::to_string(options_.n_draft) + ", expected 0 to " +
                                     std::to_string(n_draft_max_) + " (the drafter gives up to " +
                                     std::to_string(drafter_->max_draft()) + ", the target was made for " +
@@ -66,8 +68,8 @@ void Engine::check(const Request & r) const {
     if (r.n_probs < -1) {
         throw std::invalid_argument("n_probs = " + std::to_string(r.n_probs) + ", expected -1 or more");
     }
-    if (r.n_draft < -1 || (drafter_ != nullptr && r.n_draft > n_draft_max_)) {
-        throw std::invalid_argument("n_draft = " + std::to_string(r.n_draft) + ", expected 0 to " +
+    if (r.n_draft && (*r.n_draft < 0 || (drafter_ != nullptr && *r.n_draft > n_draft_max_))) {
+        throw std::invalid_argument("n_draft = " + std::to_string(*r.n_draft) + ", expected 0 to " +
                                     std::to_string(n_draft_max_));
     }
 }
@@ -109,7 +111,11 @@ SlotLengths Engine::lengths(int32_t slot) const {
                                     std::to_string(n_slots()));
     }
     const std::lock_guard<std::mutex> lock(step_mutex_);
-    return {target_->length(slot), drafter_ ? drafter_->length(slot) : -1};
+    return {target_->length(slot), drafter_ ? drafter_length(slot) : -1};
+}
+
+int32_t Engine::drafter_length(int32_t index) const {
+    return drafter_->length(index) + slots_[static_cast<size_t>(index)].backlog.size();
 }
 
 int32_t Engine::choose_slot(const Request & request) const {
@@ -171,7 +177,7 @@ void Engine::admit() {
         }
         Slot & slot = slots_[static_cast<size_t>(index)];
         slot.job = job;
-        slot.n_draft = job->request.n_draft < 0 ? options_.n_draft : job->request.n_draft;
+        slot.n_draft = job->request.n_draft.value_or(options_.n_draft);
         slot.last_used = ++clock_;
         slot.generating = false;
         slot.finish = Finish::none;
@@ -217,6 +223,11 @@ void Engine::release(int32_t index, std::vector<StepEvent> & events) {
     slot.logprobs.clear();
     if (slot.finish == Finish::none) {
         return;
+    }
+    try {
+        flush_features({index});
+    } catch (const std::exception &) {  // the answer stands, the caches cannot be kept
+        forget(slot, index);
     }
     const std::lock_guard<std::mutex> lock(mutex_);
     running_.erase(std::find(running_.begin(), running_.end(), slot.job));

@@ -6,25 +6,31 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "drafter/draft_source.h"
+#include "engine/feature_backlog.h"
+#include "policy/draft_length.h"
 #include "target/logprobs.h"
 #include "target/sampling.h"
 #include "target/target.h"
 
 namespace dspine {
 
+// Instead of a number of tokens: chosen every round by measurement (policy/draft_length.h).
+inline constexpr int32_t AUTO_DRAFT = -1;
+
 struct Request {
     std::vector<int32_t> tokens;  // the prompt
     SamplingParams sampling;
     int32_t max_tokens = -1;  // -1: until the context is full
     std::vector<int32_t> stop_tokens;
-    int32_t n_draft = -1;      // -1: the engine's; 0: plain decoding
-    bool cache_prompt = true;  // start from the longest known prefix
-    int32_t n_probs = -1;      // candidates whose log-probabilities are told with every token; -1: none at all
-    int32_t slot = -1;         // wait for this one; -1: any
+    std::optional<int32_t> n_draft;  // none: the engine's; 0: plain decoding
+    bool cache_prompt = true;        // start from the longest known prefix
+    int32_t n_probs = -1;            // candidates whose log-probabilities are told with every token; -1: none at all
+    int32_t slot = -1;               // wait for this one; -1: any
 };
 
 struct RequestStats {
@@ -34,10 +40,11 @@ struct RequestStats {
     int32_t n_rounds = 0;     // verify rounds
     int32_t n_drafted = 0;
     int32_t n_accepted = 0;
-    std::vector<int32_t> drafted_at;   // by draft position, how often one was verified
-    std::vector<int32_t> accepted_at;  // likewise, and accepted
-    int64_t prefill_us = 0;            // sampling the first token included
-    int64_t draft_us = 0;              // of the rounds that the request took part in
+    std::vector<int32_t> rounds_by_draft;  // by number of verified draft tokens
+    std::vector<int32_t> drafted_at;       // by draft position, how often one was verified
+    std::vector<int32_t> accepted_at;      // likewise, and accepted
+    int64_t prefill_us = 0;                // sampling the first token included
+    int64_t draft_us = 0;                  // of the rounds that the request took part in
     int64_t verify_us = 0;
     int64_t commit_us = 0;
     int64_t round_us = 0;  // whole rounds: what is not draft, verify or commit is everything else
@@ -57,7 +64,10 @@ struct StepEvent {
 };
 
 struct EngineOptions {
-    int32_t n_draft = 7;
+    int32_t n_draft = 7;  // or AUTO_DRAFT
+    // For AUTO_DRAFT: what the target's decode costs by tokens, and the drafter by blocks times draft length.
+    std::vector<CostPoint> verify_costs;
+    std::vector<CostPoint> draft_costs;
 };
 
 struct SlotLengths {
@@ -94,6 +104,8 @@ class Engine {
     // One round. Failures end the requests they hit and show in their events.
     std::vector<StepEvent> step();
 
+    // Null unless the draft length is automatic.
+    const DraftLengthPolicy * policy() const { return policy_.get(); }
     int32_t n_slots() const { return static_cast<int32_t>(slots_.size()); }
     SlotLengths lengths(int32_t slot) const;
 
@@ -111,12 +123,14 @@ class Engine {
         Request request;
         std::unique_ptr<Sampler> sampler;
         RequestStats stats;
+        Forecast forecast = DraftLengthPolicy::new_forecast();
         std::atomic<bool> cancelled{false};
     };
     struct Slot {
         std::shared_ptr<Job> job;     // null: idle
         std::vector<int32_t> tokens;  // prompt and emitted; when idle, the tokens whose state the caches hold
-        int32_t n_draft = 0;          // 0: the drafter's cache is not kept up
+        int32_t n_draft = 0;          // AUTO_DRAFT, or a fixed length; 0: the drafter's cache is not kept up
+        FeatureBacklog backlog;       // committed by the target, not yet read by the drafter
         int64_t last_used = 0;
         bool generating = false;  // false: the prompt is being read
         // Of the round that is running.
@@ -124,14 +138,27 @@ class Engine {
         int32_t n_rows = 0;    // rows in the batch
         int32_t n_kept = 0;    // of those, rows that stay
         int32_t n_before = 0;  // committed length when the round began
+        bool was_generating = false;
         std::vector<int32_t> draft;
+        std::vector<float> probabilities;  // of the drafted tokens, as the drafter sees them
+        int32_t n_unverified = 0;          // drafted tokens that are not worth their row
         std::vector<int32_t> emitted;
         std::vector<TokenLogprobs> logprobs;  // of these
         Finish finish = Finish::none;
         std::string error;
+
+        int32_t n_verified() const { return static_cast<int32_t>(draft.size()) - n_unverified; }
     };
     struct RoundTimes {
         int64_t start, drafted, decoded, accepted, committed;
+    };
+    struct DraftRound {
+        DraftPlan plan;                  // of the automatic slots
+        std::vector<int32_t> automatic;  // slots whose length is planned
+        std::vector<int32_t> drafting;   // slots that get a draft
+        int32_t n_longest = 0;           // length of the drafter's blocks
+        int32_t n_other = 0;             // rows of slots that are not planned
+        int32_t n_columns = 0;           // drafted in all, 0: nothing was
     };
 
     void check(const Request & request) const;
@@ -139,19 +166,26 @@ class Engine {
     void reuse_prefix(int32_t index);
     void admit();
     void drop_cancelled(std::vector<StepEvent> & events);
-    bool keeps_drafter(const Slot & slot) const { return drafter_ != nullptr && slot.n_draft > 0; }
+    bool keeps_drafter(const Slot & slot) const { return drafter_ != nullptr && slot.n_draft != 0; }
+    int32_t drafter_length(int32_t index) const;
     void release(int32_t index, std::vector<StepEvent> & events);
 
     // slot_state.cpp
     Slot & idle_slot(int32_t index);
     void erase(Slot & slot, int32_t index);
 
-    // engine_round.cpp
+    // engine_draft.cpp
     int32_t draft_limit(const Slot & slot) const;
-    void draft_blocks();
+    DraftRound plan_drafts();
+    void draft_blocks(DraftRound & round);
+    void cut_drafts(const DraftRound & round);
+    void learn(const DraftRound & round, const RoundTimes & times, bool has_prompts);
+
+    // engine_round.cpp
     std::vector<BatchToken> plan_batch();
     void accept(Slot & slot);
     void cut_and_commit(RoundTimes & times);
+    void flush_features(const std::vector<int32_t> & indices);
     void fail(Slot & slot, const std::string & why);
     void rewind(Slot & slot, int32_t index);
     void forget(Slot & slot, int32_t index);
@@ -161,6 +195,7 @@ class Engine {
     std::shared_ptr<Target> target_;
     std::shared_ptr<DraftSource> drafter_;
     EngineOptions options_;
+    std::unique_ptr<DraftLengthPolicy> policy_;  // with AUTO_DRAFT
     std::vector<Slot> slots_;
     int32_t n_draft_max_ = 0;
     std::atomic<bool> stepping_{false};  // one step at a time

@@ -1,67 +1,16 @@
-// One round of the engine: draft, verify in one decode, accept, cut back, commit.
+// One round of the engine: draft (engine_draft.cpp), verify in one decode, accept, cut back, commit.
 #include <algorithm>
 
 #include "base/errors.h"
 #include "engine/engine.h"
 
 namespace dspine {
+namespace {
 
-// Never more than can be emitted: the round adds one token beyond the draft.
-int32_t Engine::draft_limit(const Slot & slot) const {
-    if (!keeps_drafter(slot)) {
-        return 0;
-    }
-    int32_t room = target_->n_ctx_seq() - static_cast<int32_t>(slot.tokens.size()) - 1;
-    if (slot.job->request.max_tokens >= 0) {
-        room = std::min(room, slot.job->request.max_tokens - slot.job->stats.n_generated - 1);
-    }
-    return std::clamp(slot.n_draft, 0, std::max(0, room));
-}
+// Rows that may wait for the drafter: few enough that reading them takes no longer than a draft.
+constexpr int32_t MAX_BACKLOG = 64;
 
-void Engine::draft_blocks() {
-    std::vector<BlockRequest> blocks;
-    std::vector<Slot *> drafting;
-    int32_t n_longest = 0;
-    for (int32_t i = 0; i < n_slots(); ++i) {
-        Slot & slot = slots_[static_cast<size_t>(i)];
-        slot.draft.clear();
-        const int32_t limit = slot.job && slot.generating ? draft_limit(slot) : 0;
-        if (limit > 0) {
-            blocks.push_back({i, slot.tokens.back(), &slot.tokens});
-            drafting.push_back(&slot);
-            n_longest = std::max(n_longest, limit);
-        }
-    }
-    if (blocks.empty()) {
-        return;
-    }
-    // Blocks of one call have one length. Cutting a draft short leaves its beginning as it is.
-    std::vector<Draft> drafts;
-    try {
-        drafts = drafter_->draft(blocks, n_longest);
-        if (drafts.size() != blocks.size()) {
-            throw BackendError("the drafter gave " + std::to_string(drafts.size()) + " drafts for " +
-                               std::to_string(blocks.size()) + " blocks");
-        }
-    } catch (const std::exception & e) {  // concerns those that draft, and no one else
-        for (Slot * slot : drafting) {
-            fail(*slot, e.what());
-        }
-        return;
-    }
-    for (size_t b = 0; b < blocks.size(); ++b) {
-        std::vector<int32_t> & tokens = drafts[b].tokens;
-        tokens.resize(std::min(tokens.size(), static_cast<size_t>(draft_limit(*drafting[b]))));
-        const auto outside = std::find_if(tokens.begin(), tokens.end(),
-                                          [&](int32_t token) { return token < 0 || token >= target_->n_vocab(); });
-        if (outside != tokens.end()) {
-            fail(*drafting[b], "the drafter's token " + std::to_string(*outside) + " is outside the vocabulary of " +
-                                   std::to_string(target_->n_vocab()));
-            continue;
-        }
-        drafting[b]->draft = std::move(tokens);
-    }
-}
+}  // namespace
 
 // Ends the slot's request; what the failing round emitted is taken back.
 void Engine::fail(Slot & slot, const std::string & why) {
@@ -85,8 +34,8 @@ std::vector<BatchToken> Engine::plan_batch() {
         }
         begin(slot, i);
         batch.push_back({slot.tokens.back(), slot.n_before, i, true});
-        for (const int32_t token : slot.draft) {
-            batch.push_back({token, slot.n_before + static_cast<int32_t>(batch.size()) - slot.row, i, true});
+        for (int32_t d = 0; d < slot.n_verified(); ++d) {
+            batch.push_back({slot.draft[static_cast<size_t>(d)], slot.n_before + 1 + d, i, true});
         }
         slot.n_rows = static_cast<int32_t>(batch.size()) - slot.row;
     }
@@ -133,7 +82,8 @@ void Engine::accept(Slot & slot) {
         } else if (job.stats.n_generated >= limit || slot.tokens.size() >= static_cast<size_t>(target_->n_ctx_seq())) {
             slot.finish = Finish::length;
         }
-        if (slot.finish != Finish::none || n_accepted >= slot.draft.size() || token != slot.draft[n_accepted]) {
+        if (slot.finish != Finish::none || n_accepted >= static_cast<size_t>(slot.n_verified()) ||
+            token != slot.draft[n_accepted]) {
             break;
         }
         ++n_accepted;
@@ -148,6 +98,7 @@ void Engine::accept(Slot & slot) {
 
 void Engine::cut_and_commit(RoundTimes & times) {
     std::vector<FeatureRows> rows;
+    std::vector<int32_t> late;  // slots whose backlog comes first
     for (int32_t i = 0; i < n_slots(); ++i) {
         Slot & slot = slots_[static_cast<size_t>(i)];
         if (slot.row < 0) {
@@ -166,17 +117,24 @@ void Engine::cut_and_commit(RoundTimes & times) {
         for (size_t t = 0; t < drafter_->taps().size(); ++t) {
             part.taps.push_back(target_->taps(t) + static_cast<size_t>(slot.row) * n_embd);
         }
+        // The next draft is likely to follow one, and a prompt is better read in large parts.
+        if (slot.draft.empty() && slot.generating && slot.backlog.size() + part.n <= MAX_BACKLOG) {
+            slot.backlog.append(part, n_embd);
+            continue;
+        }
+        late.push_back(i);
         rows.push_back(std::move(part));
     }
     times.accepted = ggml_time_us();
+    flush_features(late);
     if (!rows.empty()) {
         drafter_->commit(rows);
     }
     times.committed = ggml_time_us();
     for (int32_t i = 0; i < n_slots(); ++i) {
         const Slot & slot = slots_[static_cast<size_t>(i)];
-        if (slot.row >= 0 && keeps_drafter(slot) && drafter_->length(i) != target_->length(i)) {
-            throw BackendError("the drafter has " + std::to_string(drafter_->length(i)) +
+        if (slot.row >= 0 && keeps_drafter(slot) && drafter_length(i) != target_->length(i)) {
+            throw BackendError("the drafter has " + std::to_string(drafter_length(i)) +
                                " committed positions, the target " + std::to_string(target_->length(i)));
         }
     }
@@ -186,10 +144,13 @@ void Engine::cut_and_commit(RoundTimes & times) {
 void Engine::rewind(Slot & slot, int32_t index) {
     const int32_t n = slot.n_before;
     try {
-        if (target_->reusable(index, n) == n && (!keeps_drafter(slot) || drafter_->reusable(index, n) == n)) {
+        // What waits in the backlog was committed before the round, and stays.
+        const int32_t n_drafter = drafter_ ? std::min(n, drafter_->length(index)) : 0;
+        if (target_->reusable(index, n) == n &&
+            (!keeps_drafter(slot) || drafter_->reusable(index, n_drafter) == n_drafter)) {
             target_->truncate(index, n);
             if (drafter_) {
-                drafter_->truncate(index, std::min(n, drafter_->length(index)));
+                drafter_->truncate(index, n_drafter);
             }
             return;
         }
@@ -199,10 +160,28 @@ void Engine::rewind(Slot & slot, int32_t index) {
     forget(slot, index);
 }
 
+// Gives the drafter what waits.
+void Engine::flush_features(const std::vector<int32_t> & indices) {
+    std::vector<FeatureRows> rows;
+    for (const int32_t i : indices) {
+        const Slot & slot = slots_[static_cast<size_t>(i)];
+        if (slot.backlog.size() > 0) {
+            rows.push_back(slot.backlog.rows(i, static_cast<size_t>(target_->tensors()->n_embd)));
+        }
+    }
+    if (!rows.empty()) {
+        drafter_->commit(rows);
+    }
+    for (const int32_t i : indices) {
+        slots_[static_cast<size_t>(i)].backlog.clear();
+    }
+}
+
 // Empties both caches of the slot. Its request has failed already: what fails here is added to the reason.
 void Engine::forget(Slot & slot, int32_t index) {
     try {
         target_->clear(index);
+        slot.backlog.clear();
         if (drafter_) {
             drafter_->truncate(index, 0);
         }
@@ -224,11 +203,14 @@ void Engine::account(Slot & slot, const RoundTimes & times) {
     stats.commit_us += times.committed - times.accepted;
     stats.round_us += times.committed - times.start;
     const size_t n_accepted = slot.emitted.empty() ? 0 : slot.emitted.size() - 1;
-    stats.n_drafted += static_cast<int32_t>(slot.draft.size());
+    const size_t n_verified = static_cast<size_t>(slot.n_verified());
+    stats.n_drafted += slot.n_verified();
     stats.n_accepted += static_cast<int32_t>(n_accepted);
-    stats.drafted_at.resize(std::max(stats.drafted_at.size(), slot.draft.size()), 0);
+    stats.rounds_by_draft.resize(std::max(stats.rounds_by_draft.size(), n_verified + 1), 0);
+    ++stats.rounds_by_draft[n_verified];
+    stats.drafted_at.resize(std::max(stats.drafted_at.size(), n_verified), 0);
     stats.accepted_at.resize(stats.drafted_at.size(), 0);
-    for (size_t i = 0; i < slot.draft.size(); ++i) {
+    for (size_t i = 0; i < n_verified; ++i) {
         ++stats.drafted_at[i];
         stats.accepted_at[i] += i < n_accepted ? 1 : 0;
     }
@@ -239,14 +221,17 @@ void Engine::run_round() {
         Slot & slot = slots_[static_cast<size_t>(i)];
         slot.row = -1;
         slot.n_rows = slot.n_kept = 0;
+        slot.was_generating = slot.generating;
         slot.emitted.clear();
         slot.logprobs.clear();
         slot.n_before = target_->length(i);
     }
     RoundTimes times = {};
+    DraftRound round;
     try {
         times.start = ggml_time_us();
-        draft_blocks();
+        round = plan_drafts();
+        draft_blocks(round);
         const std::vector<BatchToken> batch = plan_batch();
         if (batch.empty()) {
             return;
@@ -275,6 +260,9 @@ void Engine::run_round() {
         }
         return;
     }
+    const bool has_prompts = std::any_of(slots_.begin(), slots_.end(),
+                                         [](const Slot & slot) { return slot.row >= 0 && !slot.was_generating; });
+    learn(round, times, has_prompts);
     for (Slot & slot : slots_) {
         if (slot.row >= 0 && slot.finish != Finish::error) {
             account(slot, times);

@@ -40,6 +40,7 @@ SlotState Engine::save_slot(int32_t index) {
     if (slot.tokens.empty()) {
         throw std::invalid_argument("slot " + std::to_string(index) + " is empty, there is nothing to save");
     }
+    flush_features({index});
     return {slot.tokens, target_->save_state(index), drafter_ ? drafter_->save(index) : ""};
 }
 
@@ -78,6 +79,7 @@ void Engine::erase_slot(int32_t index) {
 
 void Engine::erase(Slot & slot, int32_t index) {
     target_->clear(index);
+    slot.backlog.clear();
     if (drafter_) {
         drafter_->truncate(index, 0);
     }

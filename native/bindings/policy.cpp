@@ -1,0 +1,98 @@
+#include "policy.h"
+
+#include "bindings.h"
+#include "engine/cost_sweep.h"
+#include "policy/draft_length.h"
+
+namespace dspine {
+namespace {
+
+// (forecast, limit) of every slot that drafts.
+using Slots = std::vector<std::pair<Forecast *, int32_t>>;
+
+std::vector<DraftingSlot> to_slots(const Slots & slots) {
+    std::vector<DraftingSlot> out;
+    for (const auto & [forecast, limit] : slots) {
+        if (forecast == nullptr || limit < 1) {
+            throw std::invalid_argument("a slot needs a forecast and a limit of at least 1, got " +
+                                        std::to_string(limit));
+        }
+        out.push_back({forecast, limit});
+    }
+    return out;
+}
+
+}  // namespace
+
+void bind_policy(py::module_ & m) {
+    py::class_<Forecast>(m, "Forecast").def(py::init([] { return DraftLengthPolicy::new_forecast(); }));
+    py::class_<DraftPlan>(m, "DraftPlan")
+        .def_readonly("n_draft", &DraftPlan::n_draft)
+        .def_readonly("probe", &DraftPlan::probe)
+        .def_readonly("rate", &DraftPlan::rate);
+    py::class_<DraftLengthPolicy>(m, "DraftLengthPolicy")
+        .def(py::init([](const Points & verify, const Points & draft) {
+                 return DraftLengthPolicy(to_costs(verify), to_costs(draft));
+             }),
+             py::arg("verify_costs"), py::arg("draft_costs"))
+        .def_property_readonly("verify_costs", [](const DraftLengthPolicy & p) { return from_costs(p.verify_costs()); })
+        .def_property_readonly("draft_costs", [](const DraftLengthPolicy & p) { return from_costs(p.draft_costs()); })
+        .def(
+            "plan",
+            [](DraftLengthPolicy & p, const Slots & slots, int32_t n_other) {
+                return p.plan(to_slots(slots), n_other);
+            },
+            py::arg("slots"), py::arg("n_other") = 0)
+        .def(
+            "cut",
+            [](const DraftLengthPolicy & p, const DraftPlan & plan, const Slots & slots,
+               const std::vector<std::vector<float>> & probabilities, int32_t n_other) {
+                if (probabilities.size() != slots.size()) {
+                    throw std::invalid_argument("probabilities of " + std::to_string(probabilities.size()) +
+                                                " drafts for " + std::to_string(slots.size()) + " slots");
+                }
+                return p.cut(plan, to_slots(slots), probabilities, n_other);
+            },
+            py::arg("plan"), py::arg("slots"), py::arg("probabilities"), py::arg("n_other") = 0)
+        .def(
+            "observe_draft",
+            [](DraftLengthPolicy & p, Forecast & forecast, const std::vector<float> & probabilities, int32_t n_agreed,
+               bool ended) {
+                if (n_agreed < 0) {
+                    throw std::invalid_argument("n_agreed = " + std::to_string(n_agreed) + ", expected 0 or more");
+                }
+                p.observe(forecast, {probabilities, n_agreed, ended});
+            },
+            py::arg("forecast"), py::arg("probabilities"), py::arg("n_agreed"), py::arg("ended"))
+        .def(
+            "observe_round",
+            [](DraftLengthPolicy & p, const DraftPlan & plan, int32_t n_rows, int32_t n_columns, double verify_us,
+               double draft_us, double rest_us,
+               int32_t n_emitted) { p.observe(plan, {n_rows, n_columns, verify_us, draft_us, rest_us, n_emitted}); },
+            py::arg("plan"), py::kw_only(), py::arg("n_rows"), py::arg("n_columns"), py::arg("verify_us"),
+            py::arg("draft_us"), py::arg("rest_us"), py::arg("n_emitted"));
+    m.def(
+        "measure_costs",
+        [](const std::shared_ptr<Target> & target, const std::shared_ptr<DraftSource> & drafter, double budget_s,
+           const py::object & progress) {
+            const SweepProgress report = [&](int32_t n_done, int32_t n_all) {
+                const py::gil_scoped_acquire acquire;
+                if (PyErr_CheckSignals() != 0) {
+                    throw py::error_already_set();
+                }
+                if (!progress.is_none()) {
+                    progress(n_done, n_all);
+                }
+            };
+            Costs costs;
+            {
+                const py::gil_scoped_release release;
+                costs = measure_costs(*target, *drafter, budget_s * 1e6, report);
+            }
+            return std::make_pair(from_costs(costs.verify), from_costs(costs.draft));
+        },
+        py::arg("target"), py::arg("drafter"), py::kw_only(), py::arg("budget_s") = 1.5,
+        py::arg("progress") = py::none());
+}
+
+}  // namespace dspine

@@ -1,0 +1,33 @@
+// What one call costs by how many columns it computes. It is a staircase that depends on model, types, device and
+// threads: nothing here assumes that it is smooth, linear or even rising.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace dspine {
+
+struct CostPoint {
+    int32_t n;  // columns: tokens of a decode, or blocks times draft length
+    double us;
+};
+
+class CostTable {
+  public:
+    // Points in rising order of n. Throws std::invalid_argument for none, or for one that is not positive.
+    explicit CostTable(const std::vector<CostPoint> & points);
+
+    // Microseconds of a call with n columns; what was not measured lies on the line between its neighbours.
+    double at(int32_t n) const;
+    // A call took so long. One outlier moves little: machines have other things to do.
+    void observe(int32_t n, double us);
+
+    std::vector<CostPoint> points() const;
+
+  private:
+    std::vector<CostPoint> points_;
+    std::vector<double> n_calls_;  // that each of them stands for
+    double scale_ = 1.0;           // of all points: load of the machine, and a growing context
+};
+
+}  // namespace dspine

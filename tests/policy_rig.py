@@ -1,0 +1,131 @@
+"""Made-up rounds for the draft-length policy: a staircase of costs, a drafter that knows itself well or badly, a clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dspine_local._native import DraftLengthPolicy, Forecast
+
+# Acceptance of a draft's next token: the drafter's own probability of it, and the true one.
+Draw = Callable[[random.Random, int], tuple[float, float]]
+
+
+def steps(costs: dict[int, float], n: int) -> float:
+    """A staircase: the cost of the next listed number of columns."""
+    return min((us for key, us in costs.items() if key >= n), default=max(costs.values()) * n / max(costs))
+
+
+# Milliseconds of SmolLM2 on two cores, as steps (docs/results); a decode of one token is 1.
+STAIRS: dict[str, dict[int, float]] = {
+    "flat": {1: 1.0, 16: 1.15},
+    "bf16": {1: 1.0, 2: 1.55, 4: 2.11, 8: 2.56, 16: 4.26},
+    "q8_0": {1: 1.0, 2: 1.97, 4: 2.55, 8: 3.59, 16: 5.72},
+    "q4_0": {1: 1.0, 2: 1.61, 3: 2.53, 4: 2.57, 6: 3.69, 8: 3.91, 12: 5.6, 16: 6.33},
+    "cliff": {1: 1.0, 4: 1.1, 16: 6.0},
+    "linear": {n: float(n) for n in range(1, 17)},
+}
+
+
+@dataclass
+class World:
+    """Costs in units of a plain decode, each disturbed by some percent; ``draft_base`` and ``draft_token`` the drafter's."""
+
+    verify: dict[int, float]
+    draw: Draw
+    draft_base: float = 0.4
+    draft_token: float = 0.03
+    noise: float = 0.05
+    drift: float = 1.0  # factor of the target's cost after load
+    seed: int = 1
+    rng: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+
+    def verify_us(self, n_rows: int) -> float:
+        return 1000 * steps(self.verify, n_rows)
+
+    def draft_us(self, n: int) -> float:
+        return 1000 * (self.draft_base + self.draft_token * n)
+
+    def noisy(self, us: float) -> float:
+        return us * self.rng.lognormvariate(0, self.noise) * (1.5 if self.rng.random() < 0.01 else 1.0)
+
+    def policy(self, max_draft: int = 15) -> DraftLengthPolicy:
+        """As after a sweep at load."""
+        return DraftLengthPolicy(
+            [(n, self.noisy(self.verify_us(n))) for n in range(1, max_draft + 2)],
+            [(n, self.noisy(self.draft_us(n))) for n in range(1, max_draft + 1)],
+        )
+
+    def draft(self, n: int) -> tuple[list[float], int]:
+        """The drafter's probabilities of n tokens, and how many of them the target would emit."""
+        drawn = [self.draw(self.rng, j) for j in range(n)]
+        n_right = 0
+        while n_right < n and self.rng.random() < drawn[n_right][1]:
+            n_right += 1
+        return [q for q, _ in drawn], n_right
+
+
+@dataclass
+class Run:
+    """What a simulation came to: tokens for the time of a thousand plain decodes, and the lengths verified."""
+
+    tokens: int = 0
+    us: float = 0.0
+    lengths: list[int] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.us * 1000
+
+
+def fixed(world: World, longest: int, n_rounds: int, *, request: int = 128) -> Run:
+    """Every round the same length, or what is left of a request."""
+    run, left = Run(), request
+    for _ in range(n_rounds):
+        n = min(longest, left - 1)
+        _, n_right = world.draft(n)
+        run.tokens += n_right + 1
+        run.us += world.noisy(world.drift * world.verify_us(n + 1)) + (world.noisy(world.draft_us(n)) if n else 0)
+        run.lengths.append(n)
+        left -= n_right + 1
+        if left <= 0:
+            left = request
+    return run
+
+
+def automatic(world: World, n_rounds: int, *, request: int = 128, max_draft: int = 15) -> Run:
+    """The policy's lengths, over requests of so many tokens each."""
+    policy, run = world.policy(max_draft), Run()
+    forecast, left = Forecast(), request
+    for _ in range(n_rounds):
+        limit = min(max_draft, left - 1)
+        plan = policy.plan([(forecast, limit)]) if limit > 0 else policy.plan([])
+        probabilities, n_right = world.draft(plan.n_draft)
+        n_verified = policy.cut(plan, [(forecast, limit)], [probabilities])[0] if plan.n_draft else 0
+        n_accepted = min(n_right, n_verified)
+        verify_us = world.noisy(world.drift * world.verify_us(n_verified + 1))
+        draft_us = world.noisy(world.draft_us(plan.n_draft)) if plan.n_draft else 0.0
+        if plan.n_draft:
+            # The token behind the accepted ones is the target's: it tells about one more of the draft.
+            n_agreed = min(n_right, n_accepted + 1)
+            policy.observe_draft(forecast, probabilities, n_agreed, ended=n_agreed == n_right and n_agreed < plan.n_draft)
+        policy.observe_round(
+            plan,
+            n_rows=n_verified + 1,
+            n_columns=plan.n_draft,
+            verify_us=verify_us,
+            draft_us=draft_us,
+            rest_us=1.0,
+            n_emitted=n_accepted + 1,
+        )
+        run.tokens += n_accepted + 1
+        run.us += verify_us + draft_us
+        run.lengths.append(n_verified)
+        left -= n_accepted + 1
+        if left <= 0:
+            forecast, left = Forecast(), request
+    return run
