@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from server_rig import open_engine
+from server_rig import open_engine, wait_for
 
 from dspine_local import GREEDY, Engine, GenerationOptions
 from dspine_local.chat.session import ChatSession
@@ -88,3 +94,50 @@ def test_through_a_pipe(
     assert "missing.json" in printed.err
     assert "/mystery" in printed.err
     assert printed.err.count("tokens/s") == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_in_a_terminal(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Ctrl-C stops the answer and not the program; lines of one message; the history; leaving."""
+    import fcntl
+    import pty
+    import termios
+
+    command = [sys.executable, "-m", "dspine_local", "chat", "-m", str(tiny_pair[0]), "--history", str(tmp_path / "h")]
+    leader, follower = pty.openpty()
+    fcntl.ioctl(leader, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    arguments = ["--ignore-eos", "-c", "8192", "--temp", "0"]
+    chat = subprocess.Popen([*command, *arguments], stdin=follower, stdout=follower, stderr=follower, cwd=tmp_path)
+    os.close(follower)
+    seen = bytearray()
+
+    def read() -> bytes:
+        while select.select([leader], [], [], 0.1)[0]:
+            try:
+                new = os.read(leader, 65536)
+                seen.extend(new)
+                if b"\x1b[6n" in new:  # where is the cursor?
+                    os.write(leader, b"\x1b[5;1R")
+            except OSError:  # the other end is closed
+                break
+        return bytes(seen)
+
+    try:
+        wait_for(lambda: b"\x1b[?2004h" in read())  # it waits for a line
+        os.write(leader, b"Hello\x1b\rthere\r")
+        wait_for(lambda: len(read()) > 900)
+        chat.send_signal(signal.SIGINT)
+        wait_for(lambda: b"[stopped]" in read())
+        wait_for(lambda: b"tokens/s" in read())
+        assert chat.poll() is None
+        del seen[:]
+        os.write(leader, b"/stats\r")
+        wait_for(lambda: b" tokens/s" in read())
+        os.write(leader, b"/quit\r")
+        wait_for(lambda: read() is not None and chat.poll() is not None)
+        assert chat.returncode == 0
+        assert "+Hello\n+there" in (tmp_path / "h").read_text()
+    finally:
+        chat.kill()
+        chat.wait()
+        os.close(leader)
