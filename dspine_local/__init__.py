@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dspine_local import _native as _native
-    from dspine_local.engine import Engine, Generation
+    from dspine_local.engine import Engine
     from dspine_local.errors import (
         BackendError,
         ContextLengthError,
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ModelFormatError,
         PairingError,
     )
+    from dspine_local.generation import Generation
     from dspine_local.options import GREEDY, EngineOptions, GenerationOptions, SamplingOptions
     from dspine_local.stats import GenerationStats
 
@@ -47,7 +48,8 @@ __all__ = [
 
 # Imported when first asked for, so that the command can begin to listen to Ctrl-C before it loads anything.
 _HOMES = {
-    "engine": ("Engine", "Generation"),
+    "engine": ("Engine",),
+    "generation": ("Generation",),
     "errors": (
         "BackendError",
         "ContextLengthError",

@@ -189,6 +189,9 @@ class SamplingParams:
     dry_base: float
     dry_allowed_length: int
     dry_penalty_last_n: int
+    dry_sequence_breakers: list[str]
+    samplers: list[str]
+    min_keep: int
     logit_bias: list[tuple[int, float]]
     ignore_eos: bool
     grammar: str
@@ -211,11 +214,41 @@ class RequestStats:
     commit_us: int
     round_us: int
 
-class StepEvent:
-    """What one step did to one request; ``finish_reason`` is None, stop, length, cancelled or error."""
+class TokenLogprobs:
+    """Natural log-probability of an emitted token, and the most likely candidates: (token, log-probability)."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+
+class SlotInfo:
+    """One slot; ``request`` is None while it is idle, ``generating`` False while it reads a prompt."""
 
     id: int
+    request: int | None
+    generating: bool
+    n_cached: int
+    n_prompt: int
+    n_generated: int
+
+class SlotState:
+    """What an idle slot holds: tokens and both caches; ``drafter`` is empty without one."""
+
     tokens: list[int]
+    target: bytes
+    drafter: bytes
+
+    def __init__(self, tokens: list[int], target: bytes, drafter: bytes) -> None: ...
+
+class StepEvent:
+    """What one step did to one request; ``finish_reason`` is None, stop, length, cancelled or error.
+
+    ``logprobs`` has one entry per token when ``n_probs`` was given, else none. ``slot`` is -1 while it is queued.
+    """
+
+    id: int
+    slot: int
+    tokens: list[int]
+    logprobs: list[TokenLogprobs]
     finish_reason: str | None
     error: str
     stats: RequestStats
@@ -301,6 +334,8 @@ class Engine:
         stop_tokens: list[int] = ...,
         n_draft: int | None = None,
         cache_prompt: bool = True,
+        n_probs: int = -1,
+        slot: int = -1,
     ) -> int:
         """Queue a request; its id. Raises ValueError, ContextLengthError."""
     def cancel(self, id: int) -> bool: ...  # noqa: A002 - the module's own name
@@ -308,3 +343,9 @@ class Engine:
     def step(self) -> list[StepEvent]: ...
     def lengths(self, slot: int) -> tuple[int, int]:
         """Committed positions in the target's and the drafter's cache, -1 without a drafter."""
+    def slots(self) -> list[SlotInfo]: ...
+    def save_slot(self, slot: int) -> SlotState:
+        """What an idle slot holds. Raises ValueError when it is busy or empty."""
+    def restore_slot(self, slot: int, state: SlotState) -> None:
+        """Replace what an idle slot holds. Raises ValueError, ModelFormatError, ContextLengthError."""
+    def erase_slot(self, slot: int) -> None: ...

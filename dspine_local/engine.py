@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, NoReturn, Self
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
 
 from dspine_local import _native
+from dspine_local._native import SlotInfo
 from dspine_local.chat_template import Message
 from dspine_local.checks import need_collection, need_integer
 from dspine_local.costs import DraftCosts
-from dspine_local.errors import BackendError, ForkError
+from dspine_local.errors import ForkError
 from dspine_local.files import StrPath
-from dspine_local.loading import load_models
+from dspine_local.generation import Generation
+from dspine_local.loading import load_models, slot_identity
 from dspine_local.options import EngineOptions, GenerationOptions
-from dspine_local.stats import GenerationStats
-from dspine_local.text import TextStream
+from dspine_local.slot_files import SlotIdentity, read_slot, write_slot
 from dspine_local.tokenizer import Tokenizer
 
 # The process in which an engine has computed, with threads that a forked child would wait for in vain.
@@ -56,6 +58,7 @@ class Engine:
         if _computed_in not in (None, self._pid):
             raise _fork_error(f"process {_computed_in}, in which an engine has computed")
         self.options = replace(options or EngineOptions(), **overrides)
+        self._paths = (target, drafter)
         models = load_models(target, drafter, self.options)
         self.target = models.target
         self.drafter = models.drafter
@@ -73,7 +76,9 @@ class Engine:
                 draft_costs=models.costs.draft,
             )
         self._step_lock = threading.Lock()
+        self._events_lock = threading.Lock()  # of what follows, never held while anything runs
         self._events: dict[int, deque[_native.StepEvent]] = {}
+        self._left: set[int] = set()  # requests that nobody reads any more, until their last event
 
     @property
     def n_ctx(self) -> int:
@@ -95,17 +100,18 @@ class Engine:
         self._check_process()
         request = replace(options or GenerationOptions(), **overrides)
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
-        sampling = request.sampling.to_native()
-        with self._step_lock:  # the first event must find its place
-            request_id = self._native.submit(
-                tokens,
-                sampling,
-                max_tokens=request.max_tokens,
-                stop_tokens=list(request.stop_tokens),
-                n_draft=request.n_draft,
-                cache_prompt=request.cache_prompt,
-            )
-            self._events[request_id] = deque()
+        request_id = self._native.submit(
+            tokens,
+            request.sampling.to_native(),
+            max_tokens=request.max_tokens,
+            stop_tokens=list(request.stop_tokens),
+            n_draft=request.n_draft,
+            cache_prompt=request.cache_prompt,
+            n_probs=-1 if request.n_probs is None else request.n_probs,
+            slot=-1 if request.slot is None else request.slot,
+        )
+        with self._events_lock:
+            self._events.setdefault(request_id, deque())  # its first event may have come already
         return Generation(self, request_id, tokens, request)
 
     def chat(
@@ -125,6 +131,63 @@ class Engine:
         self._check_process()
         return self._native.lengths(slot)
 
+    @property
+    def n_slots(self) -> int:
+        """Requests that can run at the same time."""
+        return self._native.n_slots
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request waits or runs, or one that was ended still holds its slot."""
+        return self._native.has_work()
+
+    def step(self) -> None:
+        """One round for all requests, for a caller that runs the loop itself: see ``Generation.take``."""
+        self._check_process()
+        with self._step_lock:
+            self._step()
+
+    def slots(self) -> list[SlotInfo]:
+        """What each slot is doing, between two rounds."""
+        self._check_process()
+        return self._native.slots()
+
+    def save_slot(self, slot: int, path: StrPath) -> tuple[int, int]:
+        """Write what an idle slot holds, both caches, to a file; its tokens and bytes.
+
+        Raises:
+            ValueError: No such slot, or it is busy or empty.
+            OSError: The file cannot be written.
+        """
+        self._check_process()
+        state = self._native.save_slot(slot)
+        return len(state.tokens), write_slot(Path(path), state, self._slot_identity)
+
+    def restore_slot(self, slot: int, path: StrPath) -> tuple[int, int]:
+        """Fill an idle slot from a file; its tokens and bytes. The next request that begins alike continues there.
+
+        Raises:
+            FileNotFoundError: No such file.
+            ModelFormatError: Not a saved slot, or damaged.
+            PairingError: Saved with another model, drafter, cache type or version.
+            ContextLengthError: It holds more than a slot here.
+            ValueError: No such slot, or it is busy.
+        """
+        self._check_process()
+        state, size = read_slot(Path(path), self._slot_identity)
+        self._native.restore_slot(slot, state)
+        return len(state.tokens), size
+
+    def erase_slot(self, slot: int) -> int:
+        """Empty an idle slot; the tokens that it held. Raises ValueError when there is none, or it is busy."""
+        n_held = max(0, self.cache_lengths(slot)[0])
+        self._native.erase_slot(slot)
+        return n_held
+
+    @cached_property
+    def _slot_identity(self) -> SlotIdentity:
+        return slot_identity(*self._paths, self.options)
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("an Engine cannot be copied or pickled: make one in each process that needs one")
 
@@ -141,7 +204,6 @@ class Engine:
 
         Whoever waits steps the engine, and passes on what belongs to others.
         """
-        global _computed_in
         self._check_process()
         while True:
             with self._step_lock:
@@ -150,15 +212,31 @@ class Engine:
                     return None
                 if events:
                     return events.popleft()
-                _computed_in = self._pid
-                for event in self._native.step():
-                    # Another thread may cancel it at any time: it is looked up once.
-                    if (waiting := self._events.get(event.id)) is not None:
-                        waiting.append(event)
+                self._step()
 
-    def _end(self, request_id: int) -> None:
-        """Cancel a request if it still runs, and forget it."""
-        self._events.pop(request_id, None)
+    def _take_event(self, request_id: int) -> _native.StepEvent | None:
+        """The request's next event, if it has come."""
+        events = self._events.get(request_id)
+        return events.popleft() if events else None
+
+    def _step(self) -> None:
+        global _computed_in
+        _computed_in = self._pid
+        events = self._native.step()
+        with self._events_lock:
+            for event in events:
+                if event.id not in self._left:
+                    self._events.setdefault(event.id, deque()).append(event)
+                elif event.finish_reason is not None:
+                    self._left.discard(event.id)
+
+    def _end(self, request_id: int, *, finished: bool) -> None:
+        """Forget a request, and cancel it unless its last event has been read."""
+        with self._events_lock:
+            unread = self._events.pop(request_id, ())
+            if finished or any(event.finish_reason for event in unread):
+                return
+            self._left.add(request_id)  # its last event is still to come
         self._native.cancel(request_id)
 
 
@@ -173,105 +251,3 @@ def _fork_error(parent: str) -> ForkError:
         f"process {os.getpid()} was forked from {parent}: OpenMP's threads do not survive a fork; start processes with "
         'multiprocessing.get_context("spawn") and make an engine in each'
     )
-
-
-class Generation(Iterator[str]):
-    """A running request: an iterator over pieces of text that end at whole characters.
-
-    Leaving a ``with`` block, ``close()``, or an exception while iterating ends the request and frees its slot.
-    ``finish_reason`` is ``"stop"``, ``"length"`` or ``"cancelled"`` once finished, None before.
-
-    Any thread may read or close it. Each piece goes to one reader; closing does not wait for one.
-    """
-
-    def __init__(self, engine: Engine, request_id: int, prompt: list[int], options: GenerationOptions) -> None:
-        self._engine = engine
-        self._id = request_id
-        self._stream = TextStream(options.stop)
-        self._pieces: list[str] = []
-        self._reading = threading.Lock()  # held while waiting for an event, so that readers take turns
-        self._state = threading.RLock()  # of what follows; never held while waiting
-        self.prompt_tokens = prompt
-        self.tokens: list[int] = []
-        self.finish_reason: str | None = None
-        self.stats: GenerationStats | None = None
-
-    @property
-    def text(self) -> str:
-        """The text so far."""
-        return "".join(self._pieces)
-
-    def __next__(self) -> str:
-        self._engine._check_process()  # a forked child's copy of a lock may be held for ever
-        with self._reading:
-            while self.finish_reason is None:
-                try:
-                    piece = self._advance()
-                except BaseException:
-                    self.close()
-                    raise
-                if piece:
-                    return piece
-        raise StopIteration
-
-    def read(self) -> str:
-        """Run to the end; the whole text.
-
-        Raises:
-            BackendError: The request failed while it ran.
-        """
-        for _ in self:
-            pass
-        return self.text
-
-    def close(self) -> None:
-        """End the request, if it still runs."""
-        if self._engine._is_forked:  # it is the parent's
-            return
-        with self._state:
-            if self.finish_reason is None:
-                self._end("cancelled")
-
-    def __del__(self) -> None:
-        if hasattr(self, "stats"):
-            self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a Generation is a running request and cannot be copied or pickled: keep its text and tokens")
-
-    def _advance(self) -> str:
-        event = self._engine._next_event(self._id)
-        with self._state:
-            if event is None or self.finish_reason is not None:  # closed meanwhile
-                self.close()
-                return ""
-            if event.finish_reason == "error":
-                raise BackendError(f"the request failed: {event.error}")
-            text = ""
-            for token in event.tokens:
-                self.tokens.append(token)
-                text += self._stream.feed(self._engine.tokenizer.piece(token))
-                if self._stream.stopped:
-                    break
-            self.stats = replace(GenerationStats.from_native(event.stats), generated=len(self.tokens))
-            if not self._stream.stopped and event.finish_reason is not None:
-                text += self._stream.finish()
-            if text:
-                self._pieces.append(text)
-            if self._stream.stopped:
-                self._end("stop")
-            elif event.finish_reason is not None:
-                self._end(event.finish_reason)
-            return text
-
-    def _end(self, reason: str) -> None:
-        self.finish_reason = reason
-        self._engine._end(self._id)

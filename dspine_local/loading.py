@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import version
+from os import fspath
 
 from dspine_local import _native
 from dspine_local.checks import OptionError
@@ -11,6 +13,7 @@ from dspine_local.costs import DraftCosts, draft_costs
 from dspine_local.errors import ModelFormatError, PairingError
 from dspine_local.files import StrPath, checked_path
 from dspine_local.options import EngineOptions
+from dspine_local.slot_files import SlotIdentity, file_fingerprint
 
 
 @dataclass(frozen=True)
@@ -88,3 +91,14 @@ def _check_vocabulary(drafter_path: str, drafter: _native.Drafter, target_path: 
             f"drafter '{drafter_path}' was made for a target with another vocabulary (SHA-256 {expected[:12]}...), "
             f"'{target_path}' has {found[:12]}..."
         )
+
+
+def slot_identity(target: StrPath, drafter: StrPath | None, options: EngineOptions) -> SlotIdentity:
+    """What slots of an engine depend on, for the files that they are saved to."""
+    return SlotIdentity(
+        target=file_fingerprint(fspath(target)),
+        drafter="" if drafter is None else file_fingerprint(fspath(drafter)),
+        cache=f"K {options.cache_type_k}, V {options.cache_type_v}, drafter {options.cache_type_drafter}, "
+        f"flash attention {options.flash_attn}",
+        versions=f"llama-cpp-python {version('llama-cpp-python')}",
+    )

@@ -21,6 +21,7 @@ from dspine_local.checks import (
 )
 
 RANDOM_SEED = UINT32_MAX
+SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 # What ggml and llama.cpp are compiled for.
 MAX_THREADS = 512
 MAX_PARALLEL = 256
@@ -98,6 +99,9 @@ class SamplingOptions:
         top_k: Tokens to choose from; 0 or less is all.
         top_p: A probability, as are ``min_p``, ``typical_p``, ``xtc_probability`` and ``xtc_threshold``: 0 to 1.
         repeat_last_n: Tokens that the penalties look back on; -1 is the whole context. DRY has ``dry_penalty_last_n``.
+        dry_sequence_breakers: Texts that end a repetition for DRY.
+        samplers: Names in the order in which they are applied; one that is not named is not used.
+        min_keep: Tokens that ``typ_p``, ``top_p``, ``min_p`` and ``xtc`` leave at least.
         logit_bias: Pairs of token id and value added to its logit.
         ignore_eos: Never choose an end-of-generation token.
         grammar: GBNF that the answer follows; empty is none.
@@ -122,6 +126,9 @@ class SamplingOptions:
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = 64
+    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
+    samplers: Sequence[str] = SAMPLERS
+    min_keep: int = 0
     logit_bias: Sequence[tuple[int, float]] = ()
     ignore_eos: bool = False
     grammar: str = ""
@@ -133,6 +140,7 @@ class SamplingOptions:
             ("repeat_last_n", -1, INT32_MAX),
             ("dry_allowed_length", 0, INT32_MAX),
             ("dry_penalty_last_n", -1, INT32_MAX),
+            ("min_keep", 0, INT32_MAX),
         ):
             need_integer(name, getattr(self, name), low, high)
         for name in ("top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold"):
@@ -144,6 +152,9 @@ class SamplingOptions:
         need_positive("repeat_penalty", self.repeat_penalty)
         for pair in need_collection("logit_bias", self.logit_bias, "pairs of token id and value"):
             _check_bias(pair)
+        for name in ("dry_sequence_breakers", "samplers"):
+            for text in need_collection(name, getattr(self, name), "texts"):
+                need_text(f"an entry of {name}", text)
         need_flag("ignore_eos", self.ignore_eos)
         need_text("grammar", self.grammar)
 
@@ -152,6 +163,8 @@ class SamplingOptions:
         params = _native.SamplingParams()
         converted = {
             "seed": self.seed & UINT32_MAX,
+            "dry_sequence_breakers": list(self.dry_sequence_breakers),
+            "samplers": list(self.samplers),
             "logit_bias": [(int(token), float(bias)) for token, bias in self.logit_bias],
         }
         for option in fields(self):
@@ -181,6 +194,8 @@ class GenerationOptions:
         stop_tokens: Token ids that end the answer, beside the model's own end-of-generation tokens.
         n_draft: Tokens drafted per round, up to the engine's; None is as the engine does, 0 plain decoding.
         cache_prompt: Start from the longest beginning of the prompt that a slot still holds.
+        n_probs: Most likely candidates to tell with every token, beside its own log-probability; None tells neither.
+        slot: Wait for this slot; None takes the free one that shares the longest beginning.
         sampling: How tokens are chosen.
     """
 
@@ -189,6 +204,8 @@ class GenerationOptions:
     stop_tokens: Sequence[int] = ()
     n_draft: int | None = None
     cache_prompt: bool = True
+    n_probs: int | None = None
+    slot: int | None = None
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
 
     def __post_init__(self) -> None:
@@ -202,5 +219,8 @@ class GenerationOptions:
         if self.n_draft is not None:
             need_integer("n_draft", self.n_draft, 0)
         need_flag("cache_prompt", self.cache_prompt)
+        for name in ("n_probs", "slot"):
+            if getattr(self, name) is not None:
+                need_integer(name, getattr(self, name), 0)
         if not isinstance(self.sampling, SamplingOptions):
             raise OptionError("sampling", self.sampling, "SamplingOptions")

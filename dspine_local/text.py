@@ -17,9 +17,10 @@ class TextStream:
         self._stop = tuple(stop)
         self._held = ""
         self.stopped = False
+        self.stop_text: str | None = None
 
     def feed(self, data: bytes) -> str:
-        """The text that is certain after these bytes; sets ``stopped`` when a stop text has been found."""
+        """The text that is certain after these bytes; sets ``stopped`` and ``stop_text`` at a stop text."""
         return self._advance(self._decoder.decode(data), final=False)
 
     def finish(self) -> str:
@@ -30,10 +31,11 @@ class TextStream:
         if self.stopped:
             return ""
         self._held += text
-        found = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
+        found = [(at, stop) for at, stop in ((self._held.find(stop), stop) for stop in self._stop) if at >= 0]
         if found:
+            first, self.stop_text = min(found)
             self.stopped = True
-            out, self._held = self._held[: min(found)], ""
+            out, self._held = self._held[:first], ""
             return out
         n_keep = 0 if final else max((self._overlap(stop) for stop in self._stop), default=0)
         out, self._held = self._held[: len(self._held) - n_keep], self._held[len(self._held) - n_keep :]

@@ -43,17 +43,29 @@ class Tokenizer:
         has_bos = bool(self.bos_text) and text.startswith(self.bos_text)
         return self._target.tokenize(text, add_special=not has_bos, parse_special=True)
 
+    def encode_plain(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
+        """Tokens of a text, without those that the model begins with and with special tokens as plain text."""
+        return self._target.tokenize(text, add_special=add_special, parse_special=parse_special)
+
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of a conversation, ready for the assistant's answer.
 
         Raises:
             ValueError: The model has no chat template, it refuses the messages, or one cannot be encoded in UTF-8.
         """
+        return self.encode(self.render_chat(messages))
+
+    def render_chat(self, messages: Sequence[Message], **variables: Any) -> str:
+        """A conversation as text, ready for the assistant's answer; ``variables`` are further ones of the template.
+
+        Raises:
+            ValueError: The model has no chat template, or it refuses the messages.
+        """
         for number, message in enumerate(messages, start=1):
             _check_message(f"message {number}", message)
         if self.chat_template is None:
             raise ValueError("the model has no chat template, expected tokenizer.chat_template in its GGUF")
-        return self.encode(render_chat(self.chat_template, messages, bos_token=self.bos_text, eos_token=self.eos_text))
+        return render_chat(self.chat_template, messages, bos_token=self.bos_text, eos_token=self.eos_text, **variables)
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Bytes of one token, which may be a part of a character; control tokens are empty unless ``special``."""

@@ -138,3 +138,16 @@ def cache_files(folder: Path, suffix: str, make: Callable[..., Any]) -> Callable
         return made[key]
 
     return cached
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(
+    tiny_target: TargetFactory, tiny_drafter: DrafterFactory, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """A tiny target and its drafter, as files."""
+    from dspine_local.convert import convert_checkpoint
+
+    target = tiny_target("llama", "q8_0")
+    drafter = tmp_path_factory.mktemp("pair") / "drafter.gguf"
+    convert_checkpoint(tiny_drafter(target), drafter, outtype="f32", target=target.path)
+    return Path(target.path), drafter

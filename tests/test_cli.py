@@ -143,7 +143,9 @@ def test_every_sampling_option_has_an_argument() -> None:
         "--top-nsigma": 1.5, "--xtc-probability": 0.5, "--xtc-threshold": 0.25, "--dynatemp-range": 0.25,
         "--dynatemp-exp": 2.0, "--repeat-last-n": 5, "--repeat-penalty": 1.5, "--presence-penalty": 0.5,
         "--frequency-penalty": 0.75, "--dry-multiplier": 0.5, "--dry-base": 1.25, "--dry-allowed-length": 3,
-        "--dry-penalty-last-n": 9, "--logit-bias": "5-2", "--grammar": 'root ::= "a"',
+        "--dry-penalty-last-n": 9, "--min-keep": 2,
+        "--samplers": "top_k;temperature", "--dry-sequence-breaker": "x",
+        "--logit-bias": "5-2", "--grammar": 'root ::= "a"',
     }  # fmt: skip
     words = [word for flag, value in values.items() for word in (flag, str(value))]
     chosen = sampling_options(build_parser().parse_args(["generate", "-m", "x", "-p", "y", "--ignore-eos", *words]))
@@ -151,7 +153,8 @@ def test_every_sampling_option_has_an_argument() -> None:
         seed=7, temperature=0.5, top_k=11, top_p=0.25, min_p=0.125, typical_p=0.75, top_n_sigma=1.5,
         xtc_probability=0.5, xtc_threshold=0.25, dynatemp_range=0.25, dynatemp_exponent=2.0, repeat_last_n=5,
         repeat_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.75, dry_multiplier=0.5, dry_base=1.25,
-        dry_allowed_length=3, dry_penalty_last_n=9, logit_bias=((5, -2.0),), ignore_eos=True,
+        dry_allowed_length=3, dry_penalty_last_n=9, min_keep=2, samplers=("top_k", "temperature"),
+        dry_sequence_breakers=("x",), logit_bias=((5, -2.0),), ignore_eos=True,
         grammar='root ::= "a"',
     )  # fmt: skip
     assert chosen == expected
@@ -161,7 +164,7 @@ def test_every_sampling_option_has_an_argument() -> None:
 
 def test_options_are_those_that_the_documents_name(capsys: pytest.CaptureFixture[str]) -> None:
     """Every flag in README.md and docs/options.md exists, unless it is said to be llama.cpp's alone."""
-    known = {"--spec-draft-n-max", "--help", "--no-cache-dir"}  # llama.cpp's, argparse's, pip's
+    known = {"--spec-draft-n-max", "--help", "--no-cache-dir", "-d"}  # llama.cpp's, argparse's, pip's, curl's
     for command in COMMANDS:
         with pytest.raises(SystemExit):
             main([command, "--help"])
@@ -170,7 +173,7 @@ def test_options_are_those_that_the_documents_name(capsys: pytest.CaptureFixture
         text = (Path(__file__).parents[1] / name).read_text(encoding="utf-8")
         flags = set(re.findall(r"(?<=[` ])--?[a-z][a-z-]*(?=[`\s\]])", text))
         assert len(flags) > 10
-        assert not flags - known
+        assert sorted(flags - known) == []
 
 
 def test_grammar_from_a_file(pair: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

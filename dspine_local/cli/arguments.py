@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from dspine_local.checks import check_encodable, decode_utf8
-from dspine_local.options import CACHE_TYPES, DRAFTER_CACHE_TYPES, FLASH_ATTN, EngineOptions, SamplingOptions
+from dspine_local.options import CACHE_TYPES, DRAFTER_CACHE_TYPES, FLASH_ATTN, SAMPLERS, EngineOptions, SamplingOptions
 
 
 def option_flags(parser: argparse.ArgumentParser) -> dict[str, str]:
@@ -164,6 +164,7 @@ _SAMPLING = (
     (("--dry-base",), "dry_base", "growth of the penalty per repeated token, below 1 is off"),
     (("--dry-allowed-length",), "dry_allowed_length", "tokens that may repeat without penalty"),
     (("--dry-penalty-last-n",), "dry_penalty_last_n", "tokens that DRY looks back on, 0 is off, -1 the context"),
+    (("--min-keep",), "min_keep", "tokens that top-p, min-p, typical and XTC leave at least"),
 )
 
 
@@ -177,6 +178,20 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             *flags, dest=name, metavar="X", type=type(default), default=default, help=f"{text} (default: %(default)s)"
         )
+    group.add_argument(
+        "--samplers",
+        metavar="NAMES",
+        type=_names,
+        default=defaults.samplers,
+        help="in this order, separated by ';'; one that is missing is not used (default: " + ";".join(SAMPLERS) + ")",
+    )
+    group.add_argument(
+        "--dry-sequence-breaker",
+        dest="dry_sequence_breakers",
+        metavar="TEXT",
+        action="append",
+        help="ends a repetition, in place of line break, colon, quotation mark and asterisk; may be repeated",
+    )
     group.add_argument(
         "-l",
         "--logit-bias",
@@ -205,8 +220,17 @@ def sampling_options(args: argparse.Namespace) -> SamplingOptions:
         if not grammar.strip():
             raise ValueError(f"the grammar file '{args.grammar_file}' is empty")
     chosen = {name: getattr(args, name) for _, name, _ in _SAMPLING}
+    if args.dry_sequence_breakers is not None:
+        chosen["dry_sequence_breakers"] = tuple(
+            given_text("--dry-sequence-breaker", t) for t in args.dry_sequence_breakers
+        )
     return SamplingOptions(
-        seed=args.seed, ignore_eos=args.ignore_eos, grammar=grammar, logit_bias=tuple(args.logit_bias), **chosen
+        seed=args.seed,
+        samplers=args.samplers,
+        ignore_eos=args.ignore_eos,
+        grammar=grammar,
+        logit_bias=tuple(args.logit_bias),
+        **chosen,
     )
 
 
@@ -218,6 +242,10 @@ def given_text(name: str, text: str) -> str:
     """
     check_encodable(name, text)
     return text
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(";") if name.strip())
 
 
 def _threads(text: str) -> int:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dspine_local.engine import Engine, Generation
+from dspine_local.engine import Engine
 from dspine_local.errors import ContextLengthError
 from dspine_local.evaluation.prompts import Prompt
+from dspine_local.generation import Generation
 from dspine_local.options import GREEDY
 from dspine_local.stats import GenerationStats
 

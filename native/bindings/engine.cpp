@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <limits>
+#include <optional>
 
 #include "bindings.h"
 #include "policy.h"
@@ -29,6 +30,9 @@ class CallbackDrafter final : public DraftSource {
     int32_t length(int32_t seq) const override { return lengths_.at(static_cast<size_t>(seq)); }
     int32_t reusable(int32_t seq, int32_t n) const override { return std::min(n, length(seq)); }
     void truncate(int32_t seq, int32_t n) override { lengths_.at(static_cast<size_t>(seq)) = n; }
+
+    std::string save(int32_t seq) const override { return std::to_string(length(seq)); }
+    void load(int32_t seq, const std::string & state) override { truncate(seq, std::stoi(state)); }
 
     void commit(const std::vector<FeatureRows> & rows) override {
         for (const FeatureRows & part : rows) {
@@ -87,6 +91,9 @@ void bind_engine(py::module_ & m) {
         .def_readwrite("dry_base", &SamplingParams::dry_base)
         .def_readwrite("dry_allowed_length", &SamplingParams::dry_allowed_length)
         .def_readwrite("dry_penalty_last_n", &SamplingParams::dry_penalty_last_n)
+        .def_readwrite("dry_sequence_breakers", &SamplingParams::dry_sequence_breakers)
+        .def_readwrite("samplers", &SamplingParams::samplers)
+        .def_readwrite("min_keep", &SamplingParams::min_keep)
         .def_readwrite("logit_bias", &SamplingParams::logit_bias)
         .def_readwrite("ignore_eos", &SamplingParams::ignore_eos)
         .def_readwrite("grammar", &SamplingParams::grammar);
@@ -105,9 +112,31 @@ void bind_engine(py::module_ & m) {
         .def_readonly("verify_us", &RequestStats::verify_us)
         .def_readonly("commit_us", &RequestStats::commit_us)
         .def_readonly("round_us", &RequestStats::round_us);
+    py::class_<TokenLogprobs>(m, "TokenLogprobs")
+        .def_readonly("logprob", &TokenLogprobs::logprob)
+        .def_readonly("top", &TokenLogprobs::top);
+    py::class_<SlotInfo>(m, "SlotInfo")
+        .def_readonly("id", &SlotInfo::id)
+        .def_property_readonly(
+            "request",
+            [](const SlotInfo & s) { return s.request < 0 ? std::nullopt : std::optional<int64_t>(s.request); })
+        .def_readonly("generating", &SlotInfo::generating)
+        .def_readonly("n_cached", &SlotInfo::n_cached)
+        .def_readonly("n_prompt", &SlotInfo::n_prompt)
+        .def_readonly("n_generated", &SlotInfo::n_generated);
+    py::class_<SlotState>(m, "SlotState")
+        .def(py::init([](std::vector<int32_t> tokens, const py::bytes & target, const py::bytes & drafter) {
+                 return SlotState{std::move(tokens), target, drafter};
+             }),
+             py::arg("tokens"), py::arg("target"), py::arg("drafter"))
+        .def_readonly("tokens", &SlotState::tokens)
+        .def_property_readonly("target", [](const SlotState & s) { return py::bytes(s.target); })
+        .def_property_readonly("drafter", [](const SlotState & s) { return py::bytes(s.drafter); });
     py::class_<StepEvent>(m, "StepEvent")
         .def_readonly("id", &StepEvent::id)
+        .def_readonly("slot", &StepEvent::slot)
         .def_readonly("tokens", &StepEvent::tokens)
+        .def_readonly("logprobs", &StepEvent::logprobs)
         .def_property_readonly("finish_reason", [](const StepEvent & e) { return finish_name(e.finish); })
         .def_property_readonly("error", [](const StepEvent & e) { return to_text(e.error); })
         .def_readonly("stats", &StepEvent::stats);
@@ -128,18 +157,24 @@ void bind_engine(py::module_ & m) {
         .def(
             "submit",
             [](Engine & e, std::vector<int32_t> tokens, const SamplingParams & sampling, int32_t max_tokens,
-               std::vector<int32_t> stop_tokens, std::optional<int32_t> n_draft, bool cache_prompt) {
+               std::vector<int32_t> stop_tokens, std::optional<int32_t> n_draft, bool cache_prompt, int32_t n_probs,
+               int32_t slot) {
                 const py::gil_scoped_release release;
-                return e.submit(
-                    {std::move(tokens), sampling, max_tokens, std::move(stop_tokens), n_draft, cache_prompt});
+                return e.submit({std::move(tokens), sampling, max_tokens, std::move(stop_tokens), n_draft, cache_prompt,
+                                 n_probs, slot});
             },
             py::arg("tokens"), py::arg("sampling"), py::kw_only(), py::arg("max_tokens") = -1,
             py::arg("stop_tokens") = std::vector<int32_t>{}, py::arg("n_draft") = py::none(),
-            py::arg("cache_prompt") = true)
+            py::arg("cache_prompt") = true, py::arg("n_probs") = -1, py::arg("slot") = -1)
         .def("cancel", &Engine::cancel, py::arg("id"), py::call_guard<py::gil_scoped_release>())
         .def("has_work", &Engine::has_work, py::call_guard<py::gil_scoped_release>())
         .def("step", &Engine::step, py::call_guard<py::gil_scoped_release>())
         .def_property_readonly("n_slots", &Engine::n_slots)
+        .def("slots", &Engine::slots, py::call_guard<py::gil_scoped_release>())
+        .def("save_slot", &Engine::save_slot, py::arg("slot"), py::call_guard<py::gil_scoped_release>())
+        .def("restore_slot", &Engine::restore_slot, py::arg("slot"), py::arg("state"),
+             py::call_guard<py::gil_scoped_release>())
+        .def("erase_slot", &Engine::erase_slot, py::arg("slot"), py::call_guard<py::gil_scoped_release>())
         .def_property_readonly("costs",
                                [](const Engine & e) {
                                    return e.policy() ? py::object(py::make_tuple(from_costs(e.policy()->verify_costs()),

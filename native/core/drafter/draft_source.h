@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "drafter/transitions.h"
@@ -36,6 +37,9 @@ class DraftSource {
     // A length up to n that the sequence can be cut back to, so that reading on from there loses nothing.
     virtual int32_t reusable(int32_t seq, int32_t n) const = 0;
     virtual void truncate(int32_t seq, int32_t n) = 0;
+    // A sequence as bytes, and back. Throws ModelFormatError for bytes that do not fit.
+    virtual std::string save(int32_t seq) const = 0;
+    virtual void load(int32_t seq, const std::string & state) = 0;
 
     virtual void commit(const std::vector<FeatureRows> & rows) = 0;
     // One draft of up to n_draft tokens per block.

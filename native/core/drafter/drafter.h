@@ -46,6 +46,8 @@ class Drafter final : public DraftSource {
     int32_t length(int32_t seq) const override;
     int32_t reusable(int32_t seq, int32_t n) const override;
     void truncate(int32_t seq, int32_t n) override;
+    std::string save(int32_t seq) const override;  // cache_state.cpp
+    void load(int32_t seq, const std::string & state) override;
 
     // Appends features to the sequences' caches. All rows are checked first, so that a wrong one changes nothing.
     void commit(const std::vector<FeatureRows> & rows) override;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/backend.h"
@@ -47,7 +48,14 @@ class DrafterCache {
     // What a ring no longer holds stays hidden. Throws std::invalid_argument for a length beyond the present one.
     void truncate(int32_t seq, int32_t n);
 
+    // cache_state.cpp. All that the sequence holds; throws ModelFormatError, before anything has changed.
+    std::string save(int32_t seq) const;
+    void load(int32_t seq, const std::string & state);
+
   private:
+    template <typename F>
+    void for_runs(LayerKind kind, int32_t seq, int32_t first, int32_t end, F f) const;
+
     struct Sequence {
         int32_t length = 0;
         int32_t oldest = 0;  // first position that the rings hold

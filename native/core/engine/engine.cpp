@@ -61,6 +61,13 @@ void Engine::check(const Request & r) const {
     if (r.max_tokens < -1) {
         throw std::invalid_argument("max_tokens = " + std::to_string(r.max_tokens) + ", expected -1 or more");
     }
+    if (r.slot < -1 || r.slot >= n_slots()) {
+        throw std::invalid_argument("slot = " + std::to_string(r.slot) + ", expected -1 to " +
+                                    std::to_string(n_slots() - 1));
+    }
+    if (r.n_probs < -1) {
+        throw std::invalid_argument("n_probs = " + std::to_string(r.n_probs) + ", expected -1 or more");
+    }
     if (r.n_draft && (*r.n_draft < 0 || (drafter_ != nullptr && *r.n_draft > n_draft_max_))) {
         throw std::invalid_argument("n_draft = " + std::to_string(*r.n_draft) + ", expected 0 to " +
                                     std::to_string(n_draft_max_));
@@ -116,7 +123,7 @@ int32_t Engine::choose_slot(const Request & request) const {
     size_t best_prefix = 0;
     for (int32_t i = 0; i < n_slots(); ++i) {
         const Slot & slot = slots_[static_cast<size_t>(i)];
-        if (slot.job) {
+        if (slot.job || (request.slot >= 0 && request.slot != i)) {
             continue;
         }
         const size_t prefix = request.cache_prompt ? common_prefix(slot.tokens, request.tokens) : 0;
@@ -156,15 +163,16 @@ void Engine::admit() {
         int32_t index = -1;
         {
             const std::lock_guard<std::mutex> lock(mutex_);
-            if (queue_.empty()) {
+            // In order, but one that waits for a certain slot holds up nobody else.
+            const auto next = std::find_if(queue_.begin(), queue_.end(), [&](const std::shared_ptr<Job> & waiting) {
+                index = choose_slot(waiting->request);
+                return index >= 0;
+            });
+            if (next == queue_.end()) {
                 return;
             }
-            index = choose_slot(queue_.front()->request);
-            if (index < 0) {
-                return;
-            }
-            job = queue_.front();
-            queue_.pop_front();
+            job = *next;
+            queue_.erase(next);
             running_.push_back(job);
         }
         Slot & slot = slots_[static_cast<size_t>(index)];
@@ -188,7 +196,7 @@ void Engine::drop_cancelled(std::vector<StepEvent> & events) {
         const std::lock_guard<std::mutex> lock(mutex_);
         for (auto it = queue_.begin(); it != queue_.end();) {
             if ((*it)->cancelled) {
-                events.push_back({(*it)->id, {}, Finish::cancelled, "", (*it)->stats});
+                events.push_back({(*it)->id, {}, {}, Finish::cancelled, "", (*it)->stats, -1});
                 it = queue_.erase(it);
             } else {
                 ++it;
@@ -200,6 +208,7 @@ void Engine::drop_cancelled(std::vector<StepEvent> & events) {
         if (slot.job && slot.job->cancelled) {
             slot.finish = Finish::cancelled;
             slot.emitted.clear();
+            slot.logprobs.clear();
             release(i, events);
         }
     }
@@ -208,8 +217,10 @@ void Engine::drop_cancelled(std::vector<StepEvent> & events) {
 // Tells what the step did to the slot's request, and frees the slot when it has finished.
 void Engine::release(int32_t index, std::vector<StepEvent> & events) {
     Slot & slot = slots_[static_cast<size_t>(index)];
-    events.push_back({slot.job->id, std::move(slot.emitted), slot.finish, slot.error, slot.job->stats});
+    events.push_back({slot.job->id, std::move(slot.emitted), std::move(slot.logprobs), slot.finish, slot.error,
+                      slot.job->stats, index});
     slot.emitted.clear();
+    slot.logprobs.clear();
     if (slot.finish == Finish::none) {
         return;
     }
@@ -226,10 +237,19 @@ void Engine::release(int32_t index, std::vector<StepEvent> & events) {
 }
 
 std::vector<StepEvent> Engine::step() {
-    const std::unique_lock<std::mutex> lock(step_mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) {
+    struct Stepping {
+        std::atomic<bool> & flag;
+        const bool first = !flag.exchange(true);
+        ~Stepping() {
+            if (first) {
+                flag = false;
+            }
+        }
+    } const stepping{stepping_};
+    if (!stepping.first) {
         throw std::runtime_error("the engine is being stepped by another thread");
     }
+    const std::lock_guard<std::mutex> lock(step_mutex_);
     std::vector<StepEvent> events;
     drop_cancelled(events);
     admit();

@@ -13,6 +13,7 @@
 #include "drafter/draft_source.h"
 #include "engine/feature_backlog.h"
 #include "policy/draft_length.h"
+#include "target/logprobs.h"
 #include "target/sampling.h"
 #include "target/target.h"
 
@@ -28,6 +29,8 @@ struct Request {
     std::vector<int32_t> stop_tokens;
     std::optional<int32_t> n_draft;  // none: the engine's; 0: plain decoding
     bool cache_prompt = true;        // start from the longest known prefix
+    int32_t n_probs = -1;            // candidates whose log-probabilities are told with every token; -1: none at all
+    int32_t slot = -1;               // wait for this one; -1: any
 };
 
 struct RequestStats {
@@ -52,10 +55,12 @@ enum class Finish { none, stop, length, cancelled, error };
 // What one step did to one request.
 struct StepEvent {
     int64_t id;
-    std::vector<int32_t> tokens;  // emitted now, in order
+    std::vector<int32_t> tokens;          // emitted now, in order
+    std::vector<TokenLogprobs> logprobs;  // one per token when asked for, else empty
     Finish finish = Finish::none;
     std::string error;   // with Finish::error
     RequestStats stats;  // final once finished
+    int32_t slot = -1;   // -1: it was still queued
 };
 
 struct EngineOptions {
@@ -68,6 +73,22 @@ struct EngineOptions {
 struct SlotLengths {
     int32_t target;
     int32_t drafter;  // -1 without one
+};
+
+struct SlotInfo {
+    int32_t id;
+    int64_t request;   // -1: idle
+    bool generating;   // false: idle, or reading the prompt
+    int32_t n_cached;  // positions that the target's cache holds
+    int32_t n_prompt;
+    int32_t n_generated;
+};
+
+// An idle slot, outside the engine. `drafter` is empty when there was none.
+struct SlotState {
+    std::vector<int32_t> tokens;
+    std::string target;
+    std::string drafter;
 };
 
 class Engine {
@@ -87,6 +108,13 @@ class Engine {
     const DraftLengthPolicy * policy() const { return policy_.get(); }
     int32_t n_slots() const { return static_cast<int32_t>(slots_.size()); }
     SlotLengths lengths(int32_t slot) const;
+
+    // slot_state.cpp. Saving, restoring and erasing need an idle slot. Throws std::invalid_argument, and for a state
+    // that does not fit ModelFormatError or ContextLengthError: the slot is then empty, or as it was.
+    std::vector<SlotInfo> slots() const;
+    SlotState save_slot(int32_t slot);
+    void restore_slot(int32_t slot, const SlotState & state);
+    void erase_slot(int32_t slot);
     Target & target() { return *target_; }
 
   private:
@@ -115,6 +143,7 @@ class Engine {
         std::vector<float> probabilities;  // of the drafted tokens, as the drafter sees them
         int32_t n_unverified = 0;          // drafted tokens that are not worth their row
         std::vector<int32_t> emitted;
+        std::vector<TokenLogprobs> logprobs;  // of these
         Finish finish = Finish::none;
         std::string error;
 
@@ -141,6 +170,10 @@ class Engine {
     int32_t drafter_length(int32_t index) const;
     void release(int32_t index, std::vector<StepEvent> & events);
 
+    // slot_state.cpp
+    Slot & idle_slot(int32_t index);
+    void erase(Slot & slot, int32_t index);
+
     // engine_draft.cpp
     int32_t draft_limit(const Slot & slot) const;
     DraftRound plan_drafts();
@@ -165,7 +198,8 @@ class Engine {
     std::unique_ptr<DraftLengthPolicy> policy_;  // with AUTO_DRAFT
     std::vector<Slot> slots_;
     int32_t n_draft_max_ = 0;
-    mutable std::mutex step_mutex_;  // one step at a time
+    std::atomic<bool> stepping_{false};  // one step at a time
+    mutable std::mutex step_mutex_;      // of slots and caches
 
     mutable std::mutex mutex_;  // of what follows
     std::deque<std::shared_ptr<Job>> queue_;

@@ -16,6 +16,7 @@ constexpr int32_t MAX_BACKLOG = 64;
 void Engine::fail(Slot & slot, const std::string & why) {
     slot.job->stats.n_generated -= static_cast<int32_t>(slot.emitted.size());
     slot.emitted.clear();
+    slot.logprobs.clear();
     slot.finish = Finish::error;
     slot.error = why;
 }
@@ -67,7 +68,11 @@ void Engine::accept(Slot & slot) {
     const int32_t limit = job.request.max_tokens < 0 ? INT32_MAX : job.request.max_tokens;
     size_t n_accepted = 0;
     while (job.stats.n_generated < limit) {
-        const int32_t token = job.sampler->sample(target_->logits(first + static_cast<int32_t>(n_accepted)));
+        const float * logits = target_->logits(first + static_cast<int32_t>(n_accepted));
+        const int32_t token = job.sampler->sample(logits);
+        if (job.request.n_probs >= 0) {
+            slot.logprobs.push_back(token_logprobs(logits, target_->n_vocab(), token, job.request.n_probs));
+        }
         slot.emitted.push_back(token);
         slot.tokens.push_back(token);
         ++job.stats.n_generated;
@@ -218,6 +223,7 @@ void Engine::run_round() {
         slot.n_rows = slot.n_kept = 0;
         slot.was_generating = slot.generating;
         slot.emitted.clear();
+        slot.logprobs.clear();
         slot.n_before = target_->length(i);
     }
     RoundTimes times = {};

@@ -7,6 +7,8 @@
 namespace dspine {
 namespace {
 
+constexpr size_t MAX_SAMPLERS = 64;
+
 void check(const SamplingParams & p, int32_t n_vocab) {
     const auto need = [](bool good, const char * name, auto value, const char * expected) {
         if (!good) {
@@ -32,6 +34,8 @@ void check(const SamplingParams & p, int32_t n_vocab) {
     need(std::isfinite(p.presence_penalty), "presence_penalty", p.presence_penalty, "a finite number");
     need(std::isfinite(p.dry_base), "dry_base", p.dry_base, "a finite number");
     need(p.repeat_last_n >= -1, "repeat_last_n", p.repeat_last_n, "-1 or more");
+    need(p.min_keep >= 0, "min_keep", p.min_keep, "0 or more");
+    need(p.samplers.size() <= MAX_SAMPLERS, "number of samplers", p.samplers.size(), "at most 64");
     need(p.dry_penalty_last_n >= -1, "dry_penalty_last_n", p.dry_penalty_last_n, "-1 or more");
     for (const auto & [token, bias] : p.logit_bias) {
         need(token >= 0 && token < n_vocab, "logit_bias token", token, "a token of the vocabulary");
@@ -60,7 +64,34 @@ void check_grammar(const std::string & text) {
     }
 }
 
-constexpr const char * DRY_BREAKERS[] = {"\n", ":", "\"", "*"};
+// A sampler that does not look back, by its name; llama-server's alternative spellings are understood.
+llama_sampler * make_sampler(const std::string & name, const SamplingParams & p) {
+    const size_t min_keep = static_cast<size_t>(p.min_keep);
+    if (name == "top_n_sigma") {
+        return llama_sampler_init_top_n_sigma(p.top_n_sigma);
+    }
+    if (name == "top_k") {
+        return llama_sampler_init_top_k(p.top_k);
+    }
+    if (name == "typ_p" || name == "typical_p") {
+        return llama_sampler_init_typical(p.typical_p, min_keep);
+    }
+    if (name == "top_p") {
+        return llama_sampler_init_top_p(p.top_p, min_keep);
+    }
+    if (name == "min_p") {
+        return llama_sampler_init_min_p(p.min_p, min_keep);
+    }
+    if (name == "xtc") {
+        return llama_sampler_init_xtc(p.xtc_probability, p.xtc_threshold, min_keep, p.seed);
+    }
+    if (name == "temperature") {
+        return llama_sampler_init_temp_ext(p.temperature, p.dynatemp_range, p.dynatemp_exponent);
+    }
+    throw std::invalid_argument("unknown sampler '" + name +
+                                "', expected penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc or "
+                                "temperature");
+}
 
 }  // namespace
 
@@ -85,32 +116,39 @@ Sampler::Sampler(const llama_model * model, int32_t n_ctx, const SamplingParams 
     const bool penalizes =
         p.repeat_last_n != 0 && (p.repeat_penalty != 1.0f || p.frequency_penalty != 0.0f || p.presence_penalty != 0.0f);
     const bool dry = p.dry_multiplier > 0.0f && p.dry_base >= 1.0f && p.dry_penalty_last_n != 0;
+    for (const std::string & breaker : p.dry_sequence_breakers) {
+        if (breaker.empty()) {
+            throw std::invalid_argument("dry_sequence_breakers has an empty text");
+        }
+    }
     argmax_ = p.temperature == 0.0f && bias.empty() && !penalizes && !dry && p.grammar.empty();
 
     if (!bias.empty()) {
         add(llama_sampler_init_logit_bias(n_vocab_, static_cast<int32_t>(bias.size()), bias.data()));
     }
-    if (penalizes) {
-        add(llama_sampler_init_penalties(n_vocab_, look_back(p.repeat_last_n), p.repeat_penalty, p.frequency_penalty,
-                                         p.presence_penalty));
+    std::vector<const char *> breakers;
+    for (const std::string & breaker : p.dry_sequence_breakers) {
+        breakers.push_back(breaker.c_str());
     }
-    if (dry) {
-        add(llama_sampler_init_dry(vocab, p.dry_multiplier, p.dry_base, p.dry_allowed_length,
-                                   look_back(p.dry_penalty_last_n), const_cast<const char **>(DRY_BREAKERS),
-                                   std::size(DRY_BREAKERS)));
+    for (const std::string & name : p.samplers) {
+        if (name == "penalties") {
+            if (penalizes) {
+                add(llama_sampler_init_penalties(n_vocab_, look_back(p.repeat_last_n), p.repeat_penalty,
+                                                 p.frequency_penalty, p.presence_penalty));
+            }
+        } else if (name == "dry") {
+            if (dry) {
+                add(llama_sampler_init_dry(vocab, p.dry_multiplier, p.dry_base, p.dry_allowed_length,
+                                           look_back(p.dry_penalty_last_n), breakers.data(), breakers.size()));
+            }
+        } else {
+            const llama_sampler_ptr sampler(make_sampler(name, p));  // checks the name at any temperature
+            if (p.temperature > 0.0f) {
+                add(llama_sampler_clone(sampler.get()));
+            }
+        }
     }
-    if (p.temperature == 0.0f) {
-        add(llama_sampler_init_greedy());
-    } else {
-        add(llama_sampler_init_top_n_sigma(p.top_n_sigma));
-        add(llama_sampler_init_top_k(p.top_k));
-        add(llama_sampler_init_typical(p.typical_p, 0));
-        add(llama_sampler_init_top_p(p.top_p, 0));
-        add(llama_sampler_init_min_p(p.min_p, 0));
-        add(llama_sampler_init_xtc(p.xtc_probability, p.xtc_threshold, 0, p.seed));
-        add(llama_sampler_init_temp_ext(p.temperature, p.dynatemp_range, p.dynatemp_exponent));
-        add(llama_sampler_init_dist(p.seed));
-    }
+    add(p.temperature == 0.0f ? llama_sampler_init_greedy() : llama_sampler_init_dist(p.seed));
     if (!p.grammar.empty()) {
         check_grammar(p.grammar);
         grammar_.reset(llama_sampler_init_grammar(vocab, p.grammar.c_str(), "root"));

@@ -31,6 +31,11 @@ struct SamplingParams {
     float dry_base = 1.75f;
     int32_t dry_allowed_length = 2;
     int32_t dry_penalty_last_n = -1;
+    std::vector<std::string> dry_sequence_breakers = {"\n", ":", "\"", "*"};
+    // In this order; one that is not named is not used. At temperature 0 only penalties and dry matter.
+    std::vector<std::string> samplers = {"penalties", "dry",   "top_n_sigma", "top_k",      "typ_p",
+                                         "top_p",     "min_p", "xtc",         "temperature"};
+    int32_t min_keep = 0;  // tokens that typ_p, top_p, min_p and xtc leave at least
     std::vector<std::pair<int32_t, float>> logit_bias;
     bool ignore_eos = false;
     std::string grammar;  // GBNF

@@ -77,6 +77,11 @@ class Target {
     void truncate(int32_t seq, int32_t n);
     void clear(int32_t seq);
 
+    // target_state.cpp. A sequence as bytes; its state is replaced by n saved positions, or emptied when they do not
+    // fit (ModelFormatError).
+    std::string save_state(int32_t seq) const;
+    void load_state(int32_t seq, const std::string & state, int32_t n);
+
     std::vector<int32_t> tokenize(const std::string & text, bool add_special, bool parse_special) const;
     std::string piece(int32_t token, bool special) const;
 

@@ -1,0 +1,146 @@
+"""``dspine-local serve``: llama-server's and OpenAI's endpoints, and a chat page."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import logging
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dspine_local.cli import EXIT_DONE
+from dspine_local.cli.arguments import add_model_arguments, add_sampling_arguments, engine_options, sampling_options
+
+if TYPE_CHECKING:
+    from dspine_local.server.config import ServerOptions
+
+logger = logging.getLogger("dspine_local.server")
+
+_GRACE_S = 3
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the main parser."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="answer llama-server's and OpenAI's clients over HTTP",
+        description="Serve a target and, if given, its drafter over HTTP: llama-server's and OpenAI's endpoints, and a "
+        "chat page at /. Ends with Ctrl-C.",
+    )
+    add_model_arguments(parser)
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", metavar="HOST", default="127.0.0.1", help="default: %(default)s, this machine only")
+    group.add_argument(
+        "--port", metavar="PORT", type=int, default=8080, help="default: %(default)s; 0 takes a free one"
+    )
+    group.add_argument(
+        "-np",
+        "--parallel",
+        dest="n_parallel",
+        metavar="N",
+        type=int,
+        default=1,
+        help="slots: requests at the same time; they share -c",
+    )
+    group.add_argument("--api-key", metavar="KEY", action="append", default=[], help="ask for it; may be repeated")
+    group.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with one key per line")
+    group.add_argument(
+        "-a", "--alias", metavar="NAMES", default="", help="names of the model, separated by commas; * allows any"
+    )
+    group.add_argument("--slot-save-path", metavar="DIR", type=Path, help="folder for saved slots")
+    group.add_argument("--slots", action=argparse.BooleanOptionalAction, default=True, help="answer /slots")
+    group.add_argument("--metrics", action=argparse.BooleanOptionalAction, default=True, help="answer /metrics")
+    group.add_argument(
+        "--max-body", metavar="MIB", type=int, default=8, help="refuse longer requests (default: %(default)s MiB)"
+    )
+    group.add_argument(
+        "--sse-ping-interval", metavar="S", type=int, default=30, help="comment after S silent seconds; -1 never"
+    )
+    group.add_argument(
+        "-n", "--predict", "--n-predict", dest="max_tokens", metavar="N", type=int, default=-1, help="tokens at most"
+    )
+    add_sampling_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until interrupted; errors are raised."""
+    import uvicorn
+
+    from dspine_local.engine import Engine
+    from dspine_local.server.app import create_app
+
+    for path in (args.model, args.model_draft):
+        if path is not None and not Path(path).is_file():
+            raise FileNotFoundError(f"no such file: '{path}'")
+    options = _server_options(args)
+    models = replace(engine_options(args), n_parallel=args.n_parallel)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    app = create_app(lambda: Engine(args.model, args.model_draft, models), options)
+    with _listen(args.host, args.port) as listener:
+        host, port = listener.getsockname()[:2]
+        logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        if not options.loopback and not options.api_keys:
+            logger.warning("anyone who reaches %s can use this server: give an --api-key", host)
+        config = uvicorn.Config(
+            app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_S
+        )
+
+        class Server(uvicorn.Server):
+            async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+                # Answers end first: uvicorn would wait for them.
+                await asyncio.to_thread(app.state.server.close)
+                await super().shutdown(sockets)
+
+        server = Server(config)
+        app.state.server.when_failed = lambda: setattr(server, "should_exit", True)
+        server.run(sockets=[listener])
+    if app.state.server.error is not None:
+        raise app.state.server.error
+    return EXIT_DONE
+
+
+def _server_options(args: argparse.Namespace) -> ServerOptions:
+    from dspine_local.server.config import ServerOptions
+
+    keys = list(args.api_key)
+    if args.api_key_file is not None:
+        keys += [line.strip() for line in args.api_key_file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return ServerOptions(
+        model_path=args.model,
+        drafter_path=args.model_draft,
+        aliases=tuple(name.strip() for name in args.alias.split(",") if name.strip()),
+        api_keys=tuple(keys),
+        slot_save_path=args.slot_save_path,
+        loopback=_is_loopback(args.host),
+        endpoint_slots=args.slots,
+        endpoint_metrics=args.metrics,
+        max_body_bytes=args.max_body << 20,
+        ping_interval_s=args.sse_ping_interval,
+        n_predict=args.max_tokens,
+        sampling=sampling_options(args),
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket, so that a port that is taken shows before models are loaded."""
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port = {port}, expected 0 to 65535")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ValueError(f"host '{host}' is unknown: {error.strerror}") from error
+    try:
+        return socket.create_server((str(address[0]), port), family=family, backlog=128)
+    except OSError as error:
+        raise ValueError(f"cannot listen on {host}:{port}: {error.strerror}") from error
