@@ -47,6 +47,9 @@ def quantize(rows: npt.NDArray[np.float32], type_name: str, n_threads: int = 0) 
     Raises ValueError for a row length that the block size does not divide.
     """
 
+def cpu_layouts_work() -> bool:
+    """Whether llama.cpp's CPU layouts of weights can be used: False where its Intel AMX code was compiled wrongly."""
+
 def set_log_verbose(verbose: bool) -> None:
     """Pass llama.cpp's and ggml's log on to stderr."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from importlib.metadata import version
 from os import fspath
@@ -14,6 +15,8 @@ from dspine_local.errors import ModelFormatError, PairingError
 from dspine_local.files import StrPath, checked_path
 from dspine_local.options import EngineOptions
 from dspine_local.slot_files import SlotIdentity, file_fingerprint
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ def load_models(target: StrPath, drafter: StrPath | None, options: EngineOptions
     """Load both models; see ``Engine`` for the errors."""
     target_path = str(checked_path(target))
     drafter_path = None if drafter is None else str(checked_path(drafter))
+    if not _native.cpu_layouts_work():
+        _log.warning(
+            "this build of llama.cpp crashes with Intel AMX, which is therefore not used: it was compiled by GCC 12 or "
+            "older; a newer compiler makes the CPU faster (docs/troubleshooting.md)"
+        )
     max_draft = 0 if drafter_path is None else _longest_draft(drafter_path, options.n_draft)
     loaded = _native.Target(
         target_path,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -74,7 +75,7 @@ class TorchGenerator:
             features[: len(job.tokens)] = _float16(taps[0], hidden[0])
         slot = _Slot(index, job, list(job.tokens), np.random.default_rng([job.seed, 3]), features)
         self._slots[i] = slot
-        yield from self._emit(i, slot, self._target.logits(hidden[:, -1]))
+        yield from self._emit(i, slot, choose(self._target.logits(hidden[:, -1]), [slot])[0])
 
     def _step(self) -> Iterator[Completion]:
         # Idle slots compute along, at position 0: the batch keeps its shape.
@@ -83,15 +84,15 @@ class TorchGenerator:
         if not any(self._slots):
             return
         taps, hidden = self._target.step(tokens, lengths, self._taps, self._cache)
-        logits = self._target.logits(hidden[:, 0])
+        features = _float16(taps, hidden)[:, 0]
+        chosen = choose(self._target.logits(hidden[:, 0]), self._slots)
         for i, slot in enumerate(self._slots):
             if slot is not None:
                 if slot.features is not None:
-                    slot.features[len(slot.tokens) - 1] = _float16(taps[i], hidden[i])[0]
-                yield from self._emit(i, slot, logits[i : i + 1])
+                    slot.features[len(slot.tokens) - 1] = features[i]
+                yield from self._emit(i, slot, chosen[i])
 
-    def _emit(self, i: int, slot: _Slot, logits: Tensor) -> Iterator[Completion]:
-        token = choose(logits[0], slot.job, slot.rng)
+    def _emit(self, i: int, slot: _Slot, token: int) -> Iterator[Completion]:
         slot.tokens.append(token)
         ended = token in self._ends
         if ended or len(slot.tokens) - len(slot.job.tokens) >= slot.job.max_tokens:
@@ -100,17 +101,26 @@ class TorchGenerator:
             yield Completion(slot.index, slot.tokens, ended, features)
 
 
-def choose(logits: Tensor, job: Job, rng: np.random.Generator) -> int:
-    """A token of logits [V]: the best at temperature 0, else sampled."""
-    if job.temperature == 0:
-        return int(logits.argmax())
-    best = logits.topk(min(job.top_k, len(logits)))
-    values = best.values.double().cpu().numpy() / job.temperature
-    p = np.exp(values - values[0])
+def choose(logits: Tensor, slots: Sequence[_Slot | None]) -> list[int]:
+    """A token for each row of logits [B, V]: the best at temperature 0, else sampled; anything for idle slots."""
+    chosen: list[int] = logits.argmax(dim=-1).tolist()
+    rows = [i for i, slot in enumerate(slots) if slot is not None and slot.job.temperature > 0]
+    if rows:
+        n_best = max(slots[i].job.top_k for i in rows)  # type: ignore[union-attr]
+        best = logits[rows].topk(min(n_best, logits.shape[-1]))
+        for i, values, tokens in zip(rows, best.values.double().cpu().numpy(), best.indices.tolist(), strict=True):
+            slot = slots[i]
+            assert slot is not None
+            chosen[i] = tokens[_draw(values[: slot.job.top_k], slot.job, slot.rng)]
+    return chosen
+
+
+def _draw(values: npt.NDArray[np.float64], job: Job, rng: np.random.Generator) -> int:
+    """Place of a token among the best, whose logits fall."""
+    p = np.exp((values - values[0]) / job.temperature)
     p /= p.sum()
     n_kept = int(np.searchsorted(np.cumsum(p), job.top_p)) + 1
-    chosen = rng.choice(n_kept, p=p[:n_kept] / p[:n_kept].sum()) if n_kept < len(p) else rng.choice(len(p), p=p)
-    return int(best.indices[int(chosen)])
+    return int(rng.choice(n_kept, p=p[:n_kept] / p[:n_kept].sum()) if n_kept < len(p) else rng.choice(len(p), p=p))
 
 
 def _float16(taps: Tensor, hidden: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 #include "base/errors.h"
 #include "base/log.h"
+#include "base/matrix_tiles.h"
 #include "bindings.h"
 
 namespace dspine {
@@ -59,6 +60,7 @@ PYBIND11_MODULE(_native, m) {
     using namespace dspine;
     m.doc() = "DSpine drafting and verification on ggml and llama.cpp.";
     install_log_sink();
+    m.def("cpu_layouts_work", &cpu_layouts_work, py::call_guard<py::gil_scoped_release>());
     m.def("set_log_verbose", &set_log_verbose, py::arg("verbose"));
     bind_errors(m);
     bind_files(m);

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/errors.h"
 #include "base/log.h"
+#include "base/matrix_tiles.h"
 #include "gguf/quantize.h"
 #include "target/llama_internal.h"
 #include "target/target_header.h"
@@ -93,6 +94,7 @@ Target::Target(const std::string & path, const TargetOptions & options) : path_(
     llama_model_params model_params = llama_model_default_params();
     model_params.n_gpu_layers = options_.n_gpu_layers;
     model_params.load_mode = options_.use_mmap ? LLAMA_LOAD_MODE_AUTO : LLAMA_LOAD_MODE_NONE;
+    model_params.use_extra_bufts = cpu_layouts_work();
     const AbortGuard guard;  // llama.cpp asserts some of what the file says
     model_.reset(llama_model_load_from_file(path.c_str(), model_params), llama_model_deleter());
     if (!model_) {
