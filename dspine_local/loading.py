@@ -34,7 +34,7 @@ def load_models(target: StrPath, drafter: StrPath | None, options: EngineOptions
     target_path = str(checked_path(target))
     drafter_path = None if drafter is None else str(checked_path(drafter))
     if not _native.cpu_layouts_work():
-        _log.warning(
+        _log.info(
             "this build of llama.cpp crashes with Intel AMX, which is therefore not used: it was compiled by GCC 12 or "
             "older; a newer compiler makes the CPU faster (docs/troubleshooting.md)"
         )

@@ -121,9 +121,10 @@ def test_both_feature_readers_agree(tiny_target: Callable[..., TinyTarget], arch
     path = tiny_target(arch).path
     tokens = list(range(40, 80))
     taps, hidden = FeatureReader(path, [0, 2]).read(tokens)
-    torch_taps, torch_hidden = TorchTarget(TargetWeights(path)).read(torch.tensor([tokens]), [0, 2])
-    for a, b in ((taps, torch_taps[0].numpy()), (hidden, torch_hidden[0].numpy())):
-        assert np.linalg.norm(a - b) / np.linalg.norm(b) < 2e-2
+    for dtype, limit in ((torch.float32, 2e-2), (torch.bfloat16, 5e-2)):
+        by_torch = TorchTarget(TargetWeights(path), dtype=dtype).read(torch.tensor([tokens]), [0, 2])
+        for a, b in zip((taps, hidden), (rows[0].numpy() for rows in by_torch), strict=True):
+            assert np.linalg.norm(a - b) / np.linalg.norm(b) < limit
 
 
 def test_features_are_of_the_data(prepared: PipelineOptions) -> None:
@@ -206,7 +207,11 @@ def test_divergence_keeps_the_last_good_state(prepared: PipelineOptions) -> None
     assert (checkpoint_folder(options) / "model.safetensors").is_file()
 
 
-def test_torch_backend_gives_answers_with_features(prepared: PipelineOptions, tmp_path: Path) -> None:
+def test_torch_backend_gives_answers_with_features(
+    prepared: PipelineOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A random target's best tokens are close to each other: bfloat16 would choose others.
+    monkeypatch.setattr("dspine_local.train.torch_target.fast_dtype", lambda _: torch.float32)
     options = replace(
         prepared, out=tmp_path, backend="torch", data=replace(prepared.data, n_tokens=500, greedy_share=1.0)
     )

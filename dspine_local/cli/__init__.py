@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import logging
 import os
 import sys
 import traceback
@@ -72,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             args = build_parser().parse_args(argv)
             if args.debug:
+                logging.basicConfig(level=logging.INFO, format="%(message)s")
                 _native.set_log_verbose(True)
             return int(args.run(args))
         finally:

@@ -1,5 +1,6 @@
-// Intel AMX in llama.cpp's CPU backend. Compilers up to GCC 12 drop the stores that fill the tile configuration, and the
-// first product then ends the process (ggml-org/llama.cpp issue 20824): find out before weights are laid out for it.
+// Intel AMX in llama.cpp's CPU backend. Compilers up to GCC 12 drop the stores that fill the tile configuration, and
+// the first product then ends the process (ggml-org/llama.cpp issue 20824): find out before weights are laid out for
+// it.
 #pragma once
 
 namespace dspine {
