@@ -266,6 +266,29 @@ class DraftPlan:
     probe: bool
     rate: float
 
+class SlotRecord:
+    """A slot's part in a round, as the policy was told; without ``probabilities`` where nothing was drafted."""
+
+    request: int
+    limit: int
+    n_verified: int
+    probabilities: list[float]
+    n_agreed: int
+    ended: bool
+
+class RoundRecord:
+    """All that the policy was asked and told in one round. Times are 0 when it was shared with prompts."""
+
+    plan: DraftPlan
+    n_other: int
+    slots: list[SlotRecord]
+    n_rows: int
+    n_columns: int
+    verify_us: float
+    draft_us: float
+    rest_us: float
+    n_emitted: int
+
 class DraftLengthPolicy:
     """How many tokens to draft (docs/draft-length.md): reads no clock, so that rounds can be replayed.
 
@@ -344,6 +367,12 @@ class Engine:
     def cancel(self, id: int) -> bool: ...  # noqa: A002 - the module's own name
     def has_work(self) -> bool: ...
     def step(self) -> list[StepEvent]: ...
+    def record_rounds(self, n: int) -> None:
+        """Keep the last n rounds whose draft length was automatic; 0, the default, keeps none."""
+
+    def take_rounds(self) -> list[RoundRecord]:
+        """What was kept, oldest first."""
+
     def lengths(self, slot: int) -> tuple[int, int]:
         """Committed positions in the target's and the drafter's cache, -1 without a drafter."""
     def slots(self) -> list[SlotInfo]: ...

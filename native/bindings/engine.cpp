@@ -181,6 +181,8 @@ void bind_engine(py::module_ & m) {
                                                                                  from_costs(e.policy()->draft_costs())))
                                                      : py::none();
                                })
+        .def("record_rounds", &Engine::record_rounds, py::arg("n"), py::call_guard<py::gil_scoped_release>())
+        .def("take_rounds", &Engine::take_rounds, py::call_guard<py::gil_scoped_release>())
         .def(
             "lengths",
             [](const Engine & e, int32_t slot) {
