@@ -45,8 +45,8 @@ class SystemResult:
 
     ``tokens_per_second`` and ``speedup`` leave out the ``n_short`` answers of fewer than 8 tokens. ``speedup`` is over
     pairs: an answer's tokens/s divided by those of plain decoding for the same prompt in the same repetition; None
-    without plain decoding. ``acceptance_length`` is tokens per decode. ``accepted_per_position[i]`` is the share accepted
-    of the drafts whose token i was verified; ``rounds_per_draft_length[k]`` counts rounds that verified k.
+    without plain decoding. ``acceptance_length`` is tokens per decode. ``accepted_per_position[i]`` is the accepted
+    share of the drafts whose token i was verified; ``rounds_per_draft_length[k]`` counts rounds that verified k.
     """
 
     system: str

@@ -181,7 +181,7 @@ def show(console: Console, report: BenchReport) -> None:
             highlight=False,
         )
     table = Table(box=SIMPLE, collapse_padding=True, pad_edge=False)
-    for title in ("", "tokens/s", "speed-up", "length", "prompt", "draft", "verify", "rest"):
+    for title in ("", "tokens/s", "speed-up", "length", "prompt", "of time"):
         table.add_column(title, justify="right" if title else "left", no_wrap=True)
     for category, results in groupby(report.results, key=lambda result: result.category):
         style = "bold" if category == ALL else None
@@ -191,7 +191,8 @@ def show(console: Console, report: BenchReport) -> None:
             table.add_row(*_cells(result), style=style)
     console.print(table)
     console.print(
-        "Medians (quartiles); prompt: milliseconds to read it; draft, verify, rest: of the time of all rounds."
+        "Medians (quartiles). Length: tokens per decode. Prompt: milliseconds to read it. Of time: percent in draft/"
+        "verify/rest of all rounds."
     )
     n_short = sum(r.n_short for r in report.results if r.category == ALL)
     if n_short:
@@ -228,7 +229,7 @@ def _cells(result: SystemResult) -> list[str]:
         _spread(result.speedup),
         "" if result.acceptance_length is None else f"{result.acceptance_length:.2f}",
         "" if result.prefill_s is None else f"{1e3 * result.prefill_s:.0f}",
-        *(["", "", ""] if shares is None else [f"{x:.0%}" for x in (shares.draft, shares.verify, shares.rest)]),
+        "" if shares is None else "/".join(f"{100 * x:.0f}" for x in (shares.draft, shares.verify, shares.rest)),
     ]
 
 
