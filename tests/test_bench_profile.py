@@ -140,6 +140,18 @@ def test_a_sure_drafter_and_a_hopeless_one(tiny_target: TargetFactory) -> None:
             assert {len(step) - 1 for step in drafted.steps[1:-2]} == {n_accepted}
 
 
+def test_the_automatic_length_goes_by_the_profile(tiny_target: TargetFactory) -> None:
+    """What is never accepted is never verified, from the first round on: the drafter itself says so."""
+    target = open_target(tiny_target("llama", "q8_0"))
+    drafter = SimulatedDrafter(scripted(lambda _seq, _tokens, k: [0] * k), [1.0] * 3, seed=1, n_vocab=target.n_vocab)
+    tokens = target.tokenize(PROMPT)
+    drafter.expect(tokens, ask(Engine(target, None), tokens, max_tokens=60).tokens)
+    costs = {"verify_costs": [(1, 1000.0), (16, 1100.0)], "draft_costs": [(1, 100.0), (15, 101.0)]}
+    stats = ask(Engine(target, drafter, n_draft=None, **costs), tokens, max_tokens=60).final
+    assert stats.n_accepted == stats.n_drafted > 30
+    assert len(stats.drafted_at) == 3
+
+
 @pytest.mark.parametrize(
     ("acceptance", "n_vocab", "message"),
     [([], 10, "at least one"), ([1.5], 10, "from 0 to 1"), ([float("nan")], 10, "from 0 to 1"), ([0.5], 1, "two")],
