@@ -164,6 +164,17 @@ class Drafter(DraftSource):
     def trace(self, seq: int, anchor: int, n_draft: int) -> dict[str, Any]:
         """Every intermediate array of one block, float32, slots first (docs/parity.md)."""
 
+class SimulatedDrafter(DraftSource):
+    """Another drafter's costs with a chosen acceptance: its tokens are made right or wrong against a known answer.
+
+    ``acceptance[i]`` is the probability that a draft's token i is right given that all before it are; later tokens are
+    wrong. What is right follows from the seed, the prompt and the position, not from the draft length.
+    """
+
+    def __init__(self, drafter: DraftSource, acceptance: list[float], *, seed: int, n_vocab: int) -> None: ...
+    def expect(self, prompt: list[int], answer: list[int]) -> None:
+        """The answer that requests with this prompt will get. Call it while no request runs."""
+
 class CallbackDrafter(DraftSource):
     """Drafts from a function ``(sequence, tokens so far, n_draft) -> tokens``."""
 

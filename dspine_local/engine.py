@@ -19,7 +19,7 @@ from dspine_local.costs import DraftCosts
 from dspine_local.errors import ForkError
 from dspine_local.files import StrPath
 from dspine_local.generation import Generation
-from dspine_local.loading import load_models, slot_identity
+from dspine_local.loading import LoadedModels, load_models, slot_identity
 from dspine_local.options import EngineOptions, GenerationOptions
 from dspine_local.slot_files import SlotIdentity, read_slot, write_slot
 from dspine_local.tokenizer import Tokenizer
@@ -64,13 +64,14 @@ class Engine:
         self.drafter = models.drafter
         self.max_draft = models.max_draft
         self.tokenizer = Tokenizer(models.target)
+        source = self._draft_source(models)
         if models.costs is None:
-            self._native = _native.Engine(models.target, models.drafter, n_draft=models.max_draft)
+            self._native = _native.Engine(models.target, source, n_draft=models.max_draft)
         else:
             _computed_in = self._pid
             self._native = _native.Engine(
                 models.target,
-                models.drafter,
+                source,
                 n_draft=None,
                 verify_costs=models.costs.verify,
                 draft_costs=models.costs.draft,
@@ -79,6 +80,10 @@ class Engine:
         self._events_lock = threading.Lock()  # of what follows, never held while anything runs
         self._events: dict[int, deque[_native.StepEvent]] = {}
         self._left: set[int] = set()  # requests that nobody reads any more, until their last event
+
+    def _draft_source(self, models: LoadedModels) -> _native.DraftSource | None:
+        """Where drafts come from."""
+        return models.drafter
 
     @property
     def n_ctx(self) -> int:
