@@ -57,8 +57,7 @@ class LiveFeatures:
         self._sequences = [
             c for name in self.shards for c in read_shard(shard_named(data, name), target.shape("token_embd.weight")[0])
         ]
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self._target = TorchTarget(target, str(device), dtype)
+        self._target = TorchTarget(target, str(device))
         rows = self.rows(range(min(N_FOR_SCALES, len(self._sequences))))
         self.scales = tap_sizes(rows, len(self.taps))
 

@@ -30,6 +30,7 @@ from dspine_local.train.model import Drafter
 from dspine_local.train.options import TrainOptions
 from dspine_local.train.shape import DrafterShape
 from dspine_local.train.shards import write_whole
+from dspine_local.train.torch_target import fast_dtype
 from dspine_local.train.weights import TargetWeights
 
 STATE_FILE, LOG_FILE, CHECKPOINT = "state.pt", "log.jsonl", "checkpoint"
@@ -129,7 +130,7 @@ class Trainer:
         )
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=fast_dtype(self.device) == torch.bfloat16):
             parts = block_loss(
                 self.drafter,
                 batch,
