@@ -226,8 +226,11 @@ def test_forced_tool_calls(server: RunningServer) -> None:
             assert call["function"]["name"] in (("weather", "sun") if choice == "required" else ("sun",))
             jsonschema.validate(json.loads(call["function"]["arguments"]), parameters)
             chunks = server.events("/v1/chat/completions", **body)
-            calls = [c for e in chunks for c in e["choices"][0]["delta"].get("tool_calls", [])]
-            assert [c["function"] for c in calls] == [call["function"]]
+            first, *pieces = [c for e in chunks for c in e["choices"][0]["delta"].get("tool_calls", [])]
+            assert first["function"] == {"name": call["function"]["name"], "arguments": ""}
+            assert {piece["index"] for piece in (first, *pieces)} == {0}
+            assert "".join(piece["function"]["arguments"] for piece in pieces) == call["function"]["arguments"]
+            assert len(pieces) > 1
             assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
@@ -258,7 +261,7 @@ def test_tokens_and_templates(server: RunningServer) -> None:
 
 def test_information(server: RunningServer) -> None:
     props = server.client.get("/props").json()
-    assert (props["total_slots"], props["n_draft"]) == (2, server.state.engine.n_draft)
+    assert (props["total_slots"], props["n_draft"], props["n_draft_max"]) == (2, 7, 7)
     assert props["default_generation_settings"]["n_ctx"] == 1024
     assert props["default_generation_settings"]["params"]["top_k"] == 40
     (model,) = server.client.get("/v1/models").json()["data"]

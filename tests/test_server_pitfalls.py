@@ -88,7 +88,8 @@ def test_drafts_that_are_all_rejected_are_told_once(caplog: pytest.LogCaptureFix
     metrics = Metrics()
     stats = dict.fromkeys(("prompt_tokens", "reused_tokens", "generated", "rounds", "accepted"), 0)
     times = dict.fromkeys(("prefill_s", "draft_s", "verify_s", "commit_s", "other_s"), 0.0)
-    useless = SimpleNamespace(stats=SimpleNamespace(**stats, **times, drafted=150, accepted_per_position=(0,)))
+    positions = {"accepted_per_position": (0,), "rounds_per_draft_length": (0, 150)}
+    useless = SimpleNamespace(stats=SimpleNamespace(**stats, **times, drafted=150, **positions))
     with caplog.at_level(logging.WARNING, logger="dspine_local.server"):
         for _ in range(5):
             metrics.count_request(useless)  # type: ignore[arg-type]
