@@ -29,6 +29,7 @@ class CallbackDrafter final : public DraftSource {
     const std::vector<int32_t> & taps() const override { return taps_; }
     int32_t length(int32_t seq) const override { return lengths_.at(static_cast<size_t>(seq)); }
     int32_t reusable(int32_t seq, int32_t n) const override { return std::min(n, length(seq)); }
+    int32_t lookback() const override { return 0; }
     void truncate(int32_t seq, int32_t n) override { lengths_.at(static_cast<size_t>(seq)) = n; }
 
     std::string save(int32_t seq) const override { return std::to_string(length(seq)); }

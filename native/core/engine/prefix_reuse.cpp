@@ -77,14 +77,18 @@ void Engine::reuse_prefix(int32_t index) {
 }
 
 // How far the prompt may be read in one go: a recurrent target stops for a checkpoint before the prompt's end, and
-// where the prompt parts from one that was read before, since others may do the same.
+// where the prompt parts from one that was read before, since others may do the same. A drafter that has lost its
+// window by then needs an earlier one.
 int32_t Engine::prompt_stop(int32_t index) const {
     const Slot & slot = slots_[static_cast<size_t>(index)];
     const int32_t n_prompt = static_cast<int32_t>(slot.tokens.size());
+    const int32_t lookback = keeps_drafter(slot) ? drafter_->lookback() : 0;
     int32_t stop = n_prompt;
-    for (const int32_t mark : {slot.branch, n_prompt - CHECKPOINT_TAIL}) {
-        if (mark > slot.n_before && wants_checkpoint(index, mark)) {
-            stop = std::min(stop, mark);
+    for (const int32_t end : {slot.branch, n_prompt - CHECKPOINT_TAIL}) {
+        for (const int32_t mark : {end - lookback, end}) {
+            if (mark > slot.n_before && wants_checkpoint(index, mark)) {
+                stop = std::min(stop, mark);
+            }
         }
     }
     return stop;

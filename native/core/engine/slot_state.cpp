@@ -50,7 +50,6 @@ SlotState Engine::save_slot(int32_t index) {
     if (slot.tokens.empty()) {
         throw std::invalid_argument("slot " + std::to_string(index) + " is empty, there is nothing to save");
     }
-    flush_features({index});
     return {slot.tokens, target_->save_state(index), drafter_ ? drafter_->save(index) : ""};
 }
 
