@@ -61,7 +61,7 @@ def test_features_wait_and_are_read_in_time(opened: Opened) -> None:
 
 
 def test_what_was_saved_behind_a_backlog_drafts_as_if_there_had_been_none(opened: Opened) -> None:
-    """Plain decoding throughout, then saved and restored: the next turn's drafts are those of one that always drafted."""
+    """Plain decoding, then saved and restored: the next turn's drafts are those of an engine that always drafted."""
     target, drafter = opened
     prompt = target.tokenize(PROMPT)
     drafting = Engine(target, drafter, n_draft=7)

@@ -22,7 +22,7 @@ CHAT = [{"role": "user", "content": "Hello there."}]
 
 @pytest.fixture(scope="module")
 def engine(tiny_pair: tuple[Path, Path]) -> Engine:
-    return open_engine(tiny_pair)
+    return open_engine(tiny_pair, n_draft=3)
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +139,23 @@ def test_probabilities_are_plain_decodings(server: RunningServer) -> None:
         assert a["top_logprobs"][0]["id"] == a["id"]
     streamed = [e for event in server.events("/completion", **body) for e in event.get("completion_probabilities", [])]
     assert [entry["id"] for entry in streamed] == [entry["id"] for entry in drafted]
+
+
+def test_probabilities_behind_the_samplers(server: RunningServer) -> None:
+    """As llama-server gives them: probabilities, of the tokens that are left."""
+    body = {"prompt": PROMPT, "n_predict": 30, "temperature": 0.9, "top_k": 4, "seed": 6, "n_probs": 10}
+    answer = server.post("/completion", **body, post_sampling_probs=True)
+    assert answer["generation_settings"]["post_sampling_probs"] is True
+    entries = answer["completion_probabilities"]
+    streamed = server.events("/completion", **body, post_sampling_probs=True)
+    assert [e["prob"] for event in streamed for e in event.get("completion_probabilities", [])] == [
+        entry["prob"] for entry in entries
+    ]
+    assert len(entries) == 30
+    for entry in entries:
+        assert entry.keys() == {"id", "token", "bytes", "prob", "top_probs"}
+        assert sum(top["prob"] for top in entry["top_probs"]) == pytest.approx(1, abs=1e-4)
+        assert 1 <= len(entry["top_probs"]) <= 4
 
 
 def test_several_prompts_and_choices(server: RunningServer) -> None:
@@ -261,34 +278,11 @@ def test_tokens_and_templates(server: RunningServer) -> None:
 
 def test_information(server: RunningServer) -> None:
     props = server.client.get("/props").json()
-    assert (props["total_slots"], props["n_draft"], props["n_draft_max"]) == (2, 7, 7)
+    assert (props["total_slots"], props["n_draft"], props["n_draft_max"]) == (2, 3, 3)
     assert props["default_generation_settings"]["n_ctx"] == 1024
     assert props["default_generation_settings"]["params"]["top_k"] == 40
     (model,) = server.client.get("/v1/models").json()["data"]
     assert model["id"] == "tiny"
-    server.post("/completion", prompt="A", n_predict=40)
-    text = server.client.get("/metrics").text
-    names = {line.split()[0].split("{")[0] for line in text.splitlines() if not line.startswith("#")}
-    assert names >= {
-        f"llamacpp:{name}"
-        for name in (
-            "prompt_tokens_total",
-            "prompt_seconds_total",
-            "tokens_predicted_total",
-            "tokens_predicted_seconds_total",
-            "prompt_tokens_seconds",
-            "predicted_tokens_seconds",
-            "requests_processing",
-            "requests_deferred",
-            "n_tokens_max",
-            "n_decode_total",
-            "n_busy_slots_per_decode",
-            "spec_decode_num_draft_tokens_total",
-            "spec_decode_num_accepted_tokens_total",
-            "spec_decode_num_drafts_total",
-            "spec_decode_num_accepted_tokens_per_pos_total",
-        )
-    }
 
 
 def test_model_names(server: RunningServer) -> None:
