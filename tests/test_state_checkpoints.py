@@ -1,4 +1,4 @@
-"""Prompts that begin like earlier ones, on a hybrid target: it goes back to states that were kept; answers are equal."""
+"""Prompts that begin like earlier ones, on a hybrid target: it goes back to states that were kept; same answers."""
 
 from __future__ import annotations
 
