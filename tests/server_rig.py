@@ -116,7 +116,10 @@ def serving(engine: Engine, **options: Any) -> Iterator[RunningServer]:
 
 
 def crowd(server: RunningServer, expected: dict[str, str], n_clients: int, seconds: float) -> tuple[int, list[str]]:
-    """Streaming clients, some of whom hang up; how many answers were finished, and what was wrong with them."""
+    """Streaming clients, some of whom hang up and some of whom set the draft length.
+
+    How many answers were finished, and what was wrong with them.
+    """
     wrong: list[str] = []
     n_finished = [0] * n_clients
     stop = threading.Event()
@@ -128,6 +131,7 @@ def crowd(server: RunningServer, expected: dict[str, str], n_clients: int, secon
                 prompt = rng.choice(list(expected))
                 limit = rng.choice([None, None, rng.randint(0, 6)])
                 body = {"prompt": prompt, "n_predict": 40, "temperature": 0, "stream": True}
+                body["n_draft"] = rng.choice([-1, -1, 0, 3])
                 text = ""
                 with client.stream("POST", "/completion", json=body) as response:
                     if response.status_code != 200:

@@ -120,6 +120,7 @@ def test_wrong_arguments(tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: p
             (["--slot-save-path", str(tmp_path / "missing")], "slot_save_path"),
             (["--api-key", ""], "API key is empty"),
             (["-m", "missing.gguf"], "missing.gguf"),
+            (["--checkpoint-mib", "-1"], "--checkpoint-mib"),
         ):
             assert main(["serve", "-m", str(tiny_pair[0]), *arguments]) == 2
             assert expected in capsys.readouterr().err
