@@ -23,6 +23,7 @@ from safetensors.numpy import save_file
 
 from dspine_local.convert import convert_checkpoint
 from dspine_local.demo import drafter_checkpoint
+from dspine_local.machine import processor
 
 ROOT = Path(__file__).resolve().parents[1]
 N_WARM_UP = 3
@@ -157,20 +158,12 @@ def environment() -> dict[str, str]:
     git = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)  # noqa: S607
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": f"{cpu_name()}, {os.cpu_count()} cores",
+        "machine": f"{processor()}, {os.cpu_count()} cores",
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
         "llama-cpp-python": version("llama-cpp-python"),
         "commit": git.stdout.strip() or "unknown",
         "load average at the end": f"{os.getloadavg()[0]:.2f}",
     }
-
-
-def cpu_name() -> str:
-    """The processor's model name."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

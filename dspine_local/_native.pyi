@@ -164,6 +164,17 @@ class Drafter(DraftSource):
     def trace(self, seq: int, anchor: int, n_draft: int) -> dict[str, Any]:
         """Every intermediate array of one block, float32, slots first (docs/parity.md)."""
 
+class SimulatedDrafter(DraftSource):
+    """Another drafter's costs with a chosen acceptance: its tokens are made right or wrong against a known answer.
+
+    ``acceptance[i]`` is the probability that a draft's token i is right given that all before it are; later tokens are
+    wrong. What is right follows from the seed, the prompt and the position, not from the draft length.
+    """
+
+    def __init__(self, drafter: DraftSource, acceptance: list[float], *, seed: int, n_vocab: int) -> None: ...
+    def expect(self, prompt: list[int], answer: list[int]) -> None:
+        """The answer that requests with this prompt will get. Call it while no request runs."""
+
 class CallbackDrafter(DraftSource):
     """Drafts from a function ``(sequence, tokens so far, n_draft) -> tokens``."""
 
@@ -266,6 +277,29 @@ class DraftPlan:
     probe: bool
     rate: float
 
+class SlotRecord:
+    """A slot's part in a round, as the policy was told; without ``probabilities`` where nothing was drafted."""
+
+    request: int
+    limit: int
+    n_verified: int
+    probabilities: list[float]
+    n_agreed: int
+    ended: bool
+
+class RoundRecord:
+    """All that the policy was asked and told in one round. Times are 0 when it was shared with prompts."""
+
+    plan: DraftPlan
+    n_other: int
+    slots: list[SlotRecord]
+    n_rows: int
+    n_columns: int
+    verify_us: float
+    draft_us: float
+    rest_us: float
+    n_emitted: int
+
 class DraftLengthPolicy:
     """How many tokens to draft (docs/draft-length.md): reads no clock, so that rounds can be replayed.
 
@@ -347,6 +381,12 @@ class Engine:
     def cancel(self, id: int) -> bool: ...  # noqa: A002 - the module's own name
     def has_work(self) -> bool: ...
     def step(self) -> list[StepEvent]: ...
+    def record_rounds(self, n: int) -> None:
+        """Keep the last n rounds whose draft length was automatic; 0, the default, keeps none."""
+
+    def take_rounds(self) -> list[RoundRecord]:
+        """What was kept, oldest first."""
+
     def lengths(self, slot: int) -> tuple[int, int]:
         """Committed positions in the target's and the drafter's cache, -1 without a drafter."""
     def slots(self) -> list[SlotInfo]: ...

@@ -19,6 +19,7 @@ import platformdirs
 
 from dspine_local import _native
 from dspine_local.files import write_whole
+from dspine_local.machine import processor
 from dspine_local.options import EngineOptions
 
 SWEEP_S = 1.5  # seconds that measuring may take; slow models are measured at fewer lengths
@@ -66,7 +67,7 @@ def _about(
     return {
         "target": _layout(paths[0]),
         "drafter": _layout(paths[1]),
-        "machine": [platform.node(), platform.machine(), _processor(), os.cpu_count()],
+        "machine": [platform.node(), platform.machine(), processor(), os.cpu_count()],
         "device": drafter.device,
         "order": drafter.order,
         "threads": target.n_threads,
@@ -86,14 +87,6 @@ def _layout(path: str) -> str:
     """A hash of a model's tensors: names, types and shapes, not values."""
     tensors = [[t.name, t.type, list(t.shape)] for t in _native.GgufFile(path).tensors()]
     return hashlib.sha256(json.dumps(sorted(tensors)).encode()).hexdigest()[:16]
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not Linux
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _cache_file(about: dict[str, Any]) -> Path:

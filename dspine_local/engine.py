@@ -19,7 +19,7 @@ from dspine_local.costs import DraftCosts
 from dspine_local.errors import ForkError
 from dspine_local.files import StrPath
 from dspine_local.generation import Generation
-from dspine_local.loading import load_models, slot_identity
+from dspine_local.loading import LoadedModels, load_models, slot_identity
 from dspine_local.options import EngineOptions, GenerationOptions
 from dspine_local.slot_files import SlotIdentity, read_slot, write_slot
 from dspine_local.tokenizer import Tokenizer
@@ -69,7 +69,7 @@ class Engine:
             _computed_in = self._pid
         self._native = _native.Engine(
             models.target,
-            models.drafter,
+            self._draft_source(models),
             n_draft=self.n_draft,
             verify_costs=[] if models.costs is None else models.costs.verify,
             draft_costs=[] if models.costs is None else models.costs.draft,
@@ -79,6 +79,10 @@ class Engine:
         self._events_lock = threading.Lock()  # of what follows, never held while anything runs
         self._events: dict[int, deque[_native.StepEvent]] = {}
         self._left: set[int] = set()  # requests that nobody reads any more, until their last event
+
+    def _draft_source(self, models: LoadedModels) -> _native.DraftSource | None:
+        """Where drafts come from."""
+        return models.drafter
 
     @property
     def n_ctx(self) -> int:

@@ -35,8 +35,12 @@ def add_threads_argument(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Target, drafter and how they are loaded."""
+def add_model_arguments(parser: argparse.ArgumentParser, *, draft_length: bool = True) -> None:
+    """Target, drafter and how they are loaded.
+
+    Args:
+        draft_length: Whether there is ``--n-draft``; without it the length is chosen automatically.
+    """
     defaults = EngineOptions()
     group = parser.add_argument_group("models")
     group.add_argument("-m", "--model", metavar="TARGET.gguf", required=True, help="the target")
@@ -47,12 +51,15 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DRAFTER.gguf",
         help="its drafter; without one, plain decoding",
     )
-    group.add_argument(
-        "--n-draft",
-        metavar="K",
-        type=int,
-        help="tokens drafted per round (default: chosen every round by measurement; 0 is plain decoding)",
-    )
+    if draft_length:
+        group.add_argument(
+            "--n-draft",
+            metavar="K",
+            type=int,
+            help="tokens drafted per round (default: chosen every round by measurement; 0 is plain decoding)",
+        )
+    else:
+        parser.set_defaults(n_draft=None)
     group.add_argument(
         "-c",
         "--ctx-size",

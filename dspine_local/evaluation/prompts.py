@@ -94,6 +94,19 @@ FORMATS = (
 )
 
 
+def own_prompts() -> Path:
+    """The folder of the project's own prompts: part of the installed package, or of the source tree it runs from.
+
+    Raises:
+        FileNotFoundError: Neither has it.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "prompts", package.parent / "benchmarks" / "prompts"):
+        if folder.is_dir():
+            return folder
+    raise FileNotFoundError(f"the project's prompts are not installed, expected them in '{package / 'prompts'}'")
+
+
 def load_prompts(path: StrPath, *, limit: int | None = None) -> list[Prompt]:
     """Read prompts: one JSONL file, or every ``*.jsonl`` of a folder.
 

@@ -1,6 +1,7 @@
 #include "drafter/drafter.h"
 
 #include "bindings.h"
+#include "drafter/simulated_drafter.h"
 
 namespace dspine {
 namespace {
@@ -109,6 +110,10 @@ void bind_drafter(py::module_ & m) {
                 return trace_to_python(d, t);
             },
             py::arg("seq"), py::arg("anchor"), py::arg("n_draft"));
+    py::class_<SimulatedDrafter, DraftSource, std::shared_ptr<SimulatedDrafter>>(m, "SimulatedDrafter")
+        .def(py::init<std::shared_ptr<DraftSource>, std::vector<float>, uint64_t, int32_t>(), py::arg("drafter"),
+             py::arg("acceptance"), py::kw_only(), py::arg("seed"), py::arg("n_vocab"))
+        .def("expect", &SimulatedDrafter::expect, py::arg("prompt"), py::arg("answer"));
 }
 
 }  // namespace dspine

@@ -192,6 +192,8 @@ void bind_engine(py::module_ & m) {
             })
         .def_property_readonly("checkpoint_bytes",
                                py::cpp_function(&Engine::checkpoint_bytes, py::call_guard<py::gil_scoped_release>()))
+        .def("record_rounds", &Engine::record_rounds, py::arg("n"), py::call_guard<py::gil_scoped_release>())
+        .def("take_rounds", &Engine::take_rounds, py::call_guard<py::gil_scoped_release>())
         .def(
             "lengths",
             [](const Engine & e, int32_t slot) {

@@ -30,6 +30,23 @@ void bind_policy(py::module_ & m) {
         .def_readonly("n_draft", &DraftPlan::n_draft)
         .def_readonly("probe", &DraftPlan::probe)
         .def_readonly("rate", &DraftPlan::rate);
+    py::class_<SlotRecord>(m, "SlotRecord")
+        .def_readonly("request", &SlotRecord::request)
+        .def_readonly("limit", &SlotRecord::limit)
+        .def_readonly("n_verified", &SlotRecord::n_verified)
+        .def_property_readonly("probabilities", [](const SlotRecord & r) { return r.outcome.probabilities; })
+        .def_property_readonly("n_agreed", [](const SlotRecord & r) { return r.outcome.n_agreed; })
+        .def_property_readonly("ended", [](const SlotRecord & r) { return r.outcome.ended; });
+    py::class_<RoundRecord>(m, "RoundRecord")
+        .def_readonly("plan", &RoundRecord::plan)
+        .def_readonly("n_other", &RoundRecord::n_other)
+        .def_readonly("slots", &RoundRecord::slots)
+        .def_property_readonly("n_rows", [](const RoundRecord & r) { return r.cost.n_rows; })
+        .def_property_readonly("n_columns", [](const RoundRecord & r) { return r.cost.n_columns; })
+        .def_property_readonly("verify_us", [](const RoundRecord & r) { return r.cost.verify_us; })
+        .def_property_readonly("draft_us", [](const RoundRecord & r) { return r.cost.draft_us; })
+        .def_property_readonly("rest_us", [](const RoundRecord & r) { return r.cost.rest_us; })
+        .def_property_readonly("n_emitted", [](const RoundRecord & r) { return r.cost.n_emitted; });
     py::class_<DraftLengthPolicy>(m, "DraftLengthPolicy")
         .def(py::init([](const Points & verify, const Points & draft) {
                  return DraftLengthPolicy(to_costs(verify), to_costs(draft));

@@ -111,6 +111,9 @@ class Engine {
     // What the automatic draft length goes by now; none where the length is fixed.
     std::optional<Costs> costs() const;
     size_t checkpoint_bytes() const;  // held now
+    // The last n rounds with automatic slots are kept for take_rounds(), oldest first; 0, the default: none.
+    void record_rounds(size_t n);
+    std::vector<RoundRecord> take_rounds();
     int32_t n_slots() const { return static_cast<int32_t>(slots_.size()); }
     SlotLengths lengths(int32_t slot) const;
 
@@ -146,6 +149,7 @@ class Engine {
         int32_t n_before = 0;  // committed length when the round began
         bool was_generating = false;
         bool at_checkpoint = false;  // the state is kept at the round's end
+        int32_t limit = 0;           // longest draft that can be used
         std::vector<int32_t> draft;
         std::vector<float> probabilities;  // of the drafted tokens, as the drafter sees them
         int32_t n_unverified = 0;          // drafted tokens that are not worth their row
@@ -210,6 +214,8 @@ class Engine {
     std::shared_ptr<DraftSource> drafter_;
     EngineOptions options_;
     std::unique_ptr<DraftLengthPolicy> policy_;  // with AUTO_DRAFT
+    std::deque<RoundRecord> records_;
+    size_t n_records_ = 0;
     std::vector<Slot> slots_;
     StateCheckpoints checkpoints_;
     int32_t n_draft_max_ = 0;

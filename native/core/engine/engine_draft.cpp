@@ -28,7 +28,7 @@ Engine::DraftRound Engine::plan_drafts() {
         slot.draft.clear();
         slot.probabilities.clear();
         slot.n_unverified = 0;
-        const int32_t limit = slot.job && slot.generating ? draft_limit(slot) : 0;
+        const int32_t limit = slot.limit = slot.job && slot.generating ? draft_limit(slot) : 0;
         if (slot.job && slot.generating && (slot.n_draft != AUTO_DRAFT || limit == 0)) {
             round.n_other += 1 + (slot.n_draft == AUTO_DRAFT ? 0 : limit);
         }
@@ -78,8 +78,7 @@ void Engine::draft_blocks(DraftRound & round) {
     for (size_t b = 0; b < blocks.size(); ++b) {
         Slot & slot = slots_[static_cast<size_t>(round.drafting[b])];
         std::vector<int32_t> & tokens = drafts[b].tokens;
-        const int32_t wanted =
-            slot.n_draft == AUTO_DRAFT ? std::min(draft_limit(slot), round.plan.n_draft) : draft_limit(slot);
+        const int32_t wanted = slot.n_draft == AUTO_DRAFT ? std::min(slot.limit, round.plan.n_draft) : slot.limit;
         tokens.resize(std::min(tokens.size(), static_cast<size_t>(wanted)));
         const auto outside = std::find_if(tokens.begin(), tokens.end(),
                                           [&](int32_t token) { return token < 0 || token >= target_->n_vocab(); });
@@ -107,7 +106,7 @@ void Engine::cut_drafts(const DraftRound & round) {
         Slot & slot = slots_[static_cast<size_t>(i)];
         if (slot.finish == Finish::none) {
             drafted.push_back(&slot);
-            planned.push_back({&slot.job->forecast, draft_limit(slot)});
+            planned.push_back({&slot.job->forecast, slot.limit});
             probabilities.push_back(slot.probabilities);
         }
     }
@@ -123,6 +122,7 @@ void Engine::learn(const DraftRound & round, const RoundTimes & times, bool has_
     if (!policy_) {
         return;
     }
+    RoundRecord record = {round.plan, round.n_other, {}, {}};
     RoundCost cost;
     for (Slot & slot : slots_) {
         if (slot.row < 0 || slot.finish == Finish::error || slot.emitted.empty() || !slot.was_generating) {
@@ -130,8 +130,8 @@ void Engine::learn(const DraftRound & round, const RoundTimes & times, bool has_
         }
         cost.n_rows += slot.n_rows;
         cost.n_emitted += static_cast<int32_t>(slot.emitted.size());
+        DraftOutcome outcome;
         if (!slot.draft.empty()) {
-            DraftOutcome outcome;
             const auto pair =
                 std::mismatch(slot.draft.begin(), slot.draft.end(), slot.emitted.begin(), slot.emitted.end());
             outcome.n_agreed = static_cast<int32_t>(pair.first - slot.draft.begin());
@@ -139,19 +139,43 @@ void Engine::learn(const DraftRound & round, const RoundTimes & times, bool has_
             outcome.probabilities = slot.probabilities;
             policy_->observe(slot.job->forecast, outcome);
         }
+        if (n_records_ > 0 && slot.n_draft == AUTO_DRAFT) {
+            record.slots.push_back({slot.job->id, slot.limit, slot.n_verified(), std::move(outcome)});
+        }
     }
-    if (has_prompts || cost.n_rows == 0) {
-        return;  // what prompts cost is not known apart
+    if (!has_prompts && cost.n_rows > 0) {  // else what prompts cost is not known apart
+        cost.n_columns = round.n_columns;
+        cost.draft_us = static_cast<double>(times.drafted - times.start);
+        cost.verify_us = static_cast<double>(times.decoded - times.drafted);
+        cost.rest_us = static_cast<double>(times.committed - times.decoded);
+        if (round.n_columns == 0) {  // planning, and nothing else
+            cost.rest_us += cost.draft_us;
+            cost.draft_us = 0.0;
+        }
+        policy_->observe(round.plan, cost);
+        record.cost = cost;
     }
-    cost.n_columns = round.n_columns;
-    cost.draft_us = static_cast<double>(times.drafted - times.start);
-    cost.verify_us = static_cast<double>(times.decoded - times.drafted);
-    cost.rest_us = static_cast<double>(times.committed - times.decoded);
-    if (round.n_columns == 0) {  // planning, and nothing else
-        cost.rest_us += cost.draft_us;
-        cost.draft_us = 0.0;
+    if (!record.slots.empty()) {
+        if (records_.size() == n_records_) {
+            records_.pop_front();
+        }
+        records_.push_back(std::move(record));
     }
-    policy_->observe(round.plan, cost);
+}
+
+void Engine::record_rounds(size_t n) {
+    const std::lock_guard<std::mutex> lock(step_mutex_);
+    n_records_ = n;
+    while (records_.size() > n) {
+        records_.pop_front();
+    }
+}
+
+std::vector<RoundRecord> Engine::take_rounds() {
+    const std::lock_guard<std::mutex> lock(step_mutex_);
+    std::vector<RoundRecord> taken(std::make_move_iterator(records_.begin()), std::make_move_iterator(records_.end()));
+    records_.clear();
+    return taken;
 }
 
 }  // namespace dspine

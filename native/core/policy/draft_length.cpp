@@ -8,8 +8,10 @@ namespace {
 
 constexpr double REQUEST_MEMORY = 30.0;  // drafts
 constexpr double SHARED_MEMORY = 300.0;
-constexpr double PROBE_SHARE = 0.008;  // of all time
-constexpr int64_t PROBE_PAUSE = 24;    // rounds before the same length is probed again
+constexpr double PROBE_SHARE = 0.005;  // of all time
+constexpr int64_t PROBE_PAUSE = 24;    // rounds before the same length is probed again,
+constexpr int64_t FIRST_PAUSE = 4;     // and while it was tried a few times only: costs at load may be wrong
+constexpr int64_t FEW = 4;
 constexpr double WORTH_PROBING = 0.4;  // of the best rate
 constexpr double MARGIN = 1.01;        // by which drafting must promise more than plain decoding
 constexpr double REST_RATE = 0.05;
@@ -108,7 +110,7 @@ DraftPlan DraftLengthPolicy::plan(const std::vector<DraftingSlot> & slots, int32
     if (longest == 0) {
         return plan;
     }
-    last_used_.resize(std::max(last_used_.size(), static_cast<size_t>(longest) + 1), -PROBE_PAUSE);
+    used_.resize(std::max(used_.size(), static_cast<size_t>(longest) + 1));
     std::vector<Choice> choices;
     for (int32_t k = 0; k <= longest; ++k) {
         choices.push_back(expect(slots, k, n_other));
@@ -126,7 +128,8 @@ DraftPlan DraftLengthPolicy::plan(const std::vector<DraftingSlot> & slots, int32
     for (int32_t k = 0; k <= longest; ++k) {
         const Choice & choice = choices[static_cast<size_t>(k)];
         const double loss_us = choice.us - choice.tokens / plan.rate;
-        if (k != plan.n_draft && n_rounds_ - last_used_[static_cast<size_t>(k)] >= PROBE_PAUSE &&
+        const Use & use = used_[static_cast<size_t>(k)];
+        if (k != plan.n_draft && n_rounds_ - use.last >= (use.n < FEW ? FIRST_PAUSE : PROBE_PAUSE) &&
             loss_us <= credit_us_ && choice.rate() > WORTH_PROBING * plan.rate &&
             (probed < 0 || choice.rate() > choices[static_cast<size_t>(probed)].rate())) {
             probed = k;
@@ -136,7 +139,8 @@ DraftPlan DraftLengthPolicy::plan(const std::vector<DraftingSlot> & slots, int32
         plan.probe = true;
         plan.n_draft = probed;
     }
-    last_used_[static_cast<size_t>(plan.n_draft)] = n_rounds_;
+    used_[static_cast<size_t>(plan.n_draft)].last = n_rounds_;
+    ++used_[static_cast<size_t>(plan.n_draft)].n;
     if (plan.n_draft == 0) {
         for (const DraftingSlot & slot : slots) {
             slot.forecast->forget();
@@ -197,9 +201,12 @@ void DraftLengthPolicy::observe(const DraftPlan & plan, const RoundCost & cost) 
     }
     double & rest = rest_us_[cost.n_columns > 0 ? 1 : 0];
     rest = rest == 0.0 ? cost.rest_us : rest + REST_RATE * (std::min(cost.rest_us, 2.0 * rest) - rest);
+    if (plan.rate <= 0.0) {
+        return;  // nothing was planned: all lengths were fixed
+    }
     const double us = cost.draft_us + cost.verify_us + cost.rest_us;
     credit_us_ += PROBE_SHARE * us;
-    if (plan.probe && plan.rate > 0.0) {
+    if (plan.probe) {
         credit_us_ -= us - cost.n_emitted / plan.rate;
     }
     credit_us_ = std::min(credit_us_, 4.0 * verify_.at(1) + draft_.at(1));

@@ -39,6 +39,22 @@ struct RoundCost {
     int32_t n_emitted = 0;
 };
 
+// A slot's part in a round, as the policy was told.
+struct SlotRecord {
+    int64_t request = 0;
+    int32_t limit = 0;
+    int32_t n_verified = 0;
+    DraftOutcome outcome;  // without probabilities where nothing was drafted
+};
+
+// All that the policy was asked and told in one round: enough to replay it.
+struct RoundRecord {
+    DraftPlan plan;
+    int32_t n_other = 0;
+    std::vector<SlotRecord> slots;  // those of automatic length
+    RoundCost cost;
+};
+
 class DraftLengthPolicy {
   public:
     // Costs measured at load: of the target's decode by tokens, of the drafter by blocks times draft length.
@@ -66,6 +82,10 @@ class DraftLengthPolicy {
         double us = 0.0;
         double rate() const { return tokens / us; }
     };
+    struct Use {
+        int64_t n = 0;
+        int64_t last = 0;  // round
+    };
     std::vector<double> conditional(const Forecast & forecast, const std::vector<float> & probabilities) const;
     Choice expect(const std::vector<DraftingSlot> & slots, int32_t n_draft, int32_t n_other) const;
 
@@ -74,7 +94,7 @@ class DraftLengthPolicy {
     double rest_us_[2] = {0.0, 0.0};  // of rounds without and with a draft
     Calibration calibration_;
     Forecast shared_;
-    std::vector<int64_t> last_used_;  // by draft length, the round
+    std::vector<Use> used_;  // by draft length
     int64_t n_rounds_ = 0;
     double credit_us_;  // time that probes may still cost
 };

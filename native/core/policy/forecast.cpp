@@ -6,7 +6,7 @@ namespace dspine {
 namespace {
 
 constexpr double FIRST_GUESS = 0.7;     // before any draft: enough to try one
-constexpr double PRIOR_STRENGTH = 2.0;  // drafts that the prior counts for
+constexpr double PRIOR_STRENGTH = 8.0;  // drafts that the prior counts for
 constexpr double SHIFT_RATE = 0.08;
 constexpr double SHIFT_KEEP = 0.99;
 constexpr double LARGEST_SHIFT = 3.0;
