@@ -253,7 +253,7 @@ def test_wrong_requests_are_named(engine: Engine) -> None:
         engine.generate([1, 10**6])
     with pytest.raises(ValueError, match="max_tokens"):
         engine.generate(PROMPT, max_tokens=-2)
-    with pytest.raises(ValueError, match="n_draft = 99, expected 0 to 7"):
+    with pytest.raises(ValueError, match="n_draft = 99, expected 0 to 15"):
         engine.generate(PROMPT, n_draft=99)
     with pytest.raises(ContextLengthError, match="600 tokens, the context holds 512"):
         engine.generate([5] * 600)

@@ -383,7 +383,7 @@ def test_parity_of_a_bad_case(golden_case: Path, tmp_path: Path, capsys: pytest.
 
 @pytest.mark.slow
 def test_demo_shows_the_same_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--json", "-n", "16"]) == 0
+    assert main(["demo", "--json", "-n", "16", "--n-draft", "3"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["same_text"]
     assert len(result["answers"]) == 3

@@ -44,12 +44,12 @@ def blind(p: float) -> Draw:
     return lambda _rng, _place: (0.5, p)
 
 
-def alternating(rng: random.Random, place: int) -> tuple[float, float]:
+def alternating(_rng: random.Random, place: int) -> tuple[float, float]:
     """Every second token is wrong, and the drafter does not know which: no draft is longer than one."""
     return 0.5, float(place % 2)
 
 
-def drifting(rng: random.Random, place: int) -> tuple[float, float]:
+def drifting(_rng: random.Random, place: int) -> tuple[float, float]:
     """Good for a thousand tokens, useless for the next thousand, and as sure of itself."""
     return (0.8, 0.85 if place // 1000 % 2 == 0 else 0.05)
 

@@ -82,13 +82,14 @@ def run(args: argparse.Namespace) -> int:
 def show(console: Console, result: EvaluationReport) -> None:
     """The table for people."""
     table = Table(title=f"Acceptance, {result.n_draft} tokens drafted, temperature 0")
-    table.add_column("category")
-    for title in ("prompts", "tokens", "length", *(f"at {i + 1}" for i in range(result.n_draft))):
-        table.add_column(title, justify="right")
+    table.add_column("category", no_wrap=True)
+    for title in ("prompts", "tokens", "length"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("accepted by position, %")
     for category in result.categories:
         table.add_row(*_cells(category))
     if result.mean is not None:
-        table.add_row("mean", "", "", f"{result.mean:.3f}", *[""] * result.n_draft, style="bold")
+        table.add_row("mean", "", "", f"{result.mean:.3f}", style="bold")
     console.print(table)
     if result.skipped:
         console.print(f"{result.skipped} prompts did not fit the context: give a larger -c")
@@ -96,5 +97,5 @@ def show(console: Console, result: EvaluationReport) -> None:
 
 def _cells(category: SetResult) -> list[str]:
     length = "" if category.acceptance_length is None else f"{category.acceptance_length:.3f}"
-    shares = [f"{share:.0%}" for share in category.accepted_by_position]
-    return [category.category, str(category.n_prompts), str(category.n_tokens), length, *shares]
+    shares = " ".join(f"{100 * share:.0f}" for share in category.accepted_by_position)
+    return [category.category, str(category.n_prompts), str(category.n_tokens), length, shares]
