@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import httpx
+from common import print_environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from server_rig import RunningServer, serving
@@ -95,6 +96,7 @@ def main() -> None:
             with serving(engine, model_path=args.model) as server:
                 speeds[key].append(tokens_per_second(server, key[0], args.tokens))
                 drafted[key] += server.state.metrics.n_drafts
+    print_environment()
     for drafting in (False, True):
         one, several = (sorted(speeds[n, drafting])[args.rounds // 2] for n in (1, args.slots))
         line = {"drafting": drafting, "one_slot": round(one, 1), f"{args.slots}_slots": round(several, 1)}
