@@ -1,6 +1,6 @@
 """Tokens per second of a server with one slot and with several, plain and drafting, in one run.
 
-    python benchmarks/server_slots.py -m target.gguf -md drafter.gguf [--slots 4] [--draft 2]
+    python benchmarks/server_slots.py -m target.gguf -md drafter.gguf [--slots 4] [--draft K]
 
 Every setting answers the same prompts with as many streaming clients as it has slots; settings take turns, so that what
 else the machine does hits all of them. The figure that counts is the ratio to one slot.
@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import httpx
+from common import print_environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from server_rig import RunningServer, serving
@@ -71,7 +72,7 @@ def main() -> None:
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("-md", "--model-draft", required=True)
     parser.add_argument("--slots", type=int, default=4)
-    parser.add_argument("--draft", type=int, default=2)
+    parser.add_argument("--draft", type=int, help="tokens drafted per round (default: chosen by measurement)")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("-t", "--threads", type=int, default=0)
@@ -83,20 +84,27 @@ def main() -> None:
             n_ctx=1024 * n_slots,
             n_parallel=n_slots,
             n_threads=args.threads,
-            **({"n_draft": args.draft} if drafter else {}),
+            n_draft=args.draft if drafter else None,
         )
         for n_slots in (1, args.slots)
         for drafter in (None, args.model_draft)
     }
     speeds: dict[tuple[int, bool], list[float]] = {key: [] for key in engines}
+    drafted = dict.fromkeys(engines, 0)
     for _ in range(args.rounds):
         for key, engine in engines.items():
             with serving(engine, model_path=args.model) as server:
                 speeds[key].append(tokens_per_second(server, key[0], args.tokens))
+                drafted[key] += server.state.metrics.n_drafts
+    print_environment()
     for drafting in (False, True):
         one, several = (sorted(speeds[n, drafting])[args.rounds // 2] for n in (1, args.slots))
         line = {"drafting": drafting, "one_slot": round(one, 1), f"{args.slots}_slots": round(several, 1)}
-        print(json.dumps({**line, "ratio": round(several / one, 2)}))
+        line |= {
+            "ratio": round(several / one, 2),
+            "rounds_with_a_draft": [drafted[n, drafting] for n in (1, args.slots)],
+        }
+        print(json.dumps(line))
 
 
 if __name__ == "__main__":

@@ -351,6 +351,7 @@ class Engine:
 
     n_slots: int
     costs: tuple[Costs, Costs] | None  # what the automatic draft length goes by now
+    checkpoint_bytes: int  # host memory that states to go back to take now, recurrent targets only
 
     def __init__(
         self,
@@ -360,6 +361,7 @@ class Engine:
         n_draft: int | None = 7,
         verify_costs: Costs = ...,
         draft_costs: Costs = ...,
+        checkpoint_bytes: int = ...,
     ) -> None:
         """n_draft None: chosen every round, from the costs that were measured."""
     def submit(
@@ -372,6 +374,7 @@ class Engine:
         n_draft: int | None = None,
         cache_prompt: bool = True,
         n_probs: int = -1,
+        post_sampling: bool = False,
         slot: int = -1,
     ) -> int:
         """Queue a request; its id. Raises ValueError, ContextLengthError."""

@@ -64,18 +64,17 @@ class Engine:
         self.drafter = models.drafter
         self.max_draft = models.max_draft
         self.tokenizer = Tokenizer(models.target)
-        source = self._draft_source(models)
-        if models.costs is None:
-            self._native = _native.Engine(models.target, source, n_draft=models.max_draft)
-        else:
+        self.n_draft = models.max_draft if models.costs is None else None  # None: chosen every round
+        if models.costs is not None:
             _computed_in = self._pid
-            self._native = _native.Engine(
-                models.target,
-                source,
-                n_draft=None,
-                verify_costs=models.costs.verify,
-                draft_costs=models.costs.draft,
-            )
+        self._native = _native.Engine(
+            models.target,
+            self._draft_source(models),
+            n_draft=self.n_draft,
+            verify_costs=[] if models.costs is None else models.costs.verify,
+            draft_costs=[] if models.costs is None else models.costs.draft,
+            checkpoint_bytes=self.options.checkpoint_mib << 20,
+        )
         self._step_lock = threading.Lock()
         self._events_lock = threading.Lock()  # of what follows, never held while anything runs
         self._events: dict[int, deque[_native.StepEvent]] = {}
@@ -113,6 +112,7 @@ class Engine:
             n_draft=request.n_draft,
             cache_prompt=request.cache_prompt,
             n_probs=-1 if request.n_probs is None else request.n_probs,
+            post_sampling=request.post_sampling_probs,
             slot=-1 if request.slot is None else request.slot,
         )
         with self._events_lock:
@@ -130,6 +130,11 @@ class Engine:
         """What the automatic draft length goes by now; None where the length is fixed."""
         costs = self._native.costs
         return None if costs is None else DraftCosts(*costs)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Host memory that the states which slots can go back to take now; 0 unless the target is recurrent."""
+        return self._native.checkpoint_bytes
 
     def cache_lengths(self, slot: int = 0) -> tuple[int, int]:
         """Committed positions of a slot in the target's and the drafter's cache (-1 without a drafter)."""

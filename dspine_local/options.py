@@ -25,6 +25,7 @@ SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p
 # What ggml and llama.cpp are compiled for.
 MAX_THREADS = 512
 MAX_PARALLEL = 256
+MAX_CHECKPOINT_MIB = 1 << 20
 
 FLASH_ATTN = ("on", "off", "auto")
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
@@ -51,6 +52,8 @@ class EngineOptions:
         n_draft: Tokens drafted per round. None chooses every round, by measurement; 0 is plain decoding.
         transition_order: ``"path"``, ``"full"`` or ``"auto"`` (docs/method.md, evaluation orders).
         use_mmap: Map the target's file instead of reading it.
+        checkpoint_mib: MiB of host memory for states that a recurrent or hybrid target can go back to, for prompts that
+            begin like earlier ones; all slots together, 0 is none.
     """
 
     n_ctx: int = 4096
@@ -67,6 +70,7 @@ class EngineOptions:
     n_draft: int | None = None
     transition_order: str = "auto"
     use_mmap: bool = True
+    checkpoint_mib: int = 512
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -77,6 +81,7 @@ class EngineOptions:
             ("n_gpu_layers", -1, INT32_MAX),
             ("n_threads", 0, MAX_THREADS),
             ("n_threads_batch", 0, MAX_THREADS),
+            ("checkpoint_mib", 0, MAX_CHECKPOINT_MIB),
         ):
             need_integer(name, getattr(self, name), low, high)
         if self.n_draft is not None:
@@ -195,6 +200,7 @@ class GenerationOptions:
         n_draft: Tokens drafted per round, up to the engine's; None is as the engine does, 0 plain decoding.
         cache_prompt: Start from the longest beginning of the prompt that a slot still holds.
         n_probs: Most likely candidates to tell with every token, beside its own log-probability; None tells neither.
+        post_sampling_probs: These are of the distribution that is sampled from, not of the model's logits.
         slot: Wait for this slot; None takes the free one that shares the longest beginning.
         sampling: How tokens are chosen.
     """
@@ -205,6 +211,7 @@ class GenerationOptions:
     n_draft: int | None = None
     cache_prompt: bool = True
     n_probs: int | None = None
+    post_sampling_probs: bool = False
     slot: int | None = None
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
 
@@ -219,6 +226,7 @@ class GenerationOptions:
         if self.n_draft is not None:
             need_integer("n_draft", self.n_draft, 0)
         need_flag("cache_prompt", self.cache_prompt)
+        need_flag("post_sampling_probs", self.post_sampling_probs)
         for name in ("n_probs", "slot"):
             if getattr(self, name) is not None:
                 need_integer(name, getattr(self, name), 0)

@@ -27,6 +27,15 @@ GOLDEN = Path(__file__).parent / "data" / "golden"
 GOLDEN_CASES = ("gqa_small", "reference_layout", "sliding_window", "wide_head_dim")
 
 
+def pytest_unconfigure() -> None:
+    """Close what llama_cpp opens at its import and leaves open: at exit the interpreter would warn of it."""
+    utils = sys.modules.get("llama_cpp._utils")
+    for name in ("outnull_file", "errnull_file"):
+        file = getattr(utils, name, None)
+        if file is not None:
+            file.close()
+
+
 class TargetFactory(Protocol):
     """Makes a tiny target, or returns the one made before with the same arguments."""
 

@@ -98,8 +98,9 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> flo
 
 
 def open_engine(pair: tuple[Path, Path], **options: Any) -> Engine:
-    """Settings under which a batch gives each token the logits it has alone."""
+    """Settings under which a batch gives each token the logits it has alone. Drafts are always made, 7 tokens long."""
     settings: dict[str, Any] = {"n_ctx": 2048, "n_parallel": 2, "n_ubatch": 32, "flash_attn": "on", "n_threads": 1}
+    settings["n_draft"] = 7
     return Engine(*pair, **(settings | options))
 
 
@@ -115,7 +116,10 @@ def serving(engine: Engine, **options: Any) -> Iterator[RunningServer]:
 
 
 def crowd(server: RunningServer, expected: dict[str, str], n_clients: int, seconds: float) -> tuple[int, list[str]]:
-    """Streaming clients, some of whom hang up; how many answers were finished, and what was wrong with them."""
+    """Streaming clients, some of whom hang up and some of whom set the draft length.
+
+    How many answers were finished, and what was wrong with them.
+    """
     wrong: list[str] = []
     n_finished = [0] * n_clients
     stop = threading.Event()
@@ -127,6 +131,7 @@ def crowd(server: RunningServer, expected: dict[str, str], n_clients: int, secon
                 prompt = rng.choice(list(expected))
                 limit = rng.choice([None, None, rng.randint(0, 6)])
                 body = {"prompt": prompt, "n_predict": 40, "temperature": 0, "stream": True}
+                body["n_draft"] = rng.choice([-1, -1, 0, 3])
                 text = ""
                 with client.stream("POST", "/completion", json=body) as response:
                     if response.status_code != 200:

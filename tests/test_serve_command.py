@@ -52,7 +52,7 @@ def running(
 
 def test_effective_settings_are_printed(running: tuple[subprocess.Popen[bytes], str, Path]) -> None:
     _, url, log = running
-    assert "2 slots of 1024 tokens, up to 7 tokens drafted per round" in log.read_text()
+    assert "2 slots of 1024 tokens, up to 15 tokens drafted per round, chosen by measurement" in log.read_text()
     assert httpx.get(f"{url}/props").json()["default_generation_settings"]["params"]["temperature"] == 0
 
 
@@ -120,6 +120,7 @@ def test_wrong_arguments(tiny_pair: tuple[Path, Path], tmp_path: Path, capsys: p
             (["--slot-save-path", str(tmp_path / "missing")], "slot_save_path"),
             (["--api-key", ""], "API key is empty"),
             (["-m", "missing.gguf"], "missing.gguf"),
+            (["--checkpoint-mib", "-1"], "--checkpoint-mib"),
         ):
             assert main(["serve", "-m", str(tiny_pair[0]), *arguments]) == 2
             assert expected in capsys.readouterr().err

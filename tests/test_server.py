@@ -22,7 +22,7 @@ CHAT = [{"role": "user", "content": "Hello there."}]
 
 @pytest.fixture(scope="module")
 def engine(tiny_pair: tuple[Path, Path]) -> Engine:
-    return open_engine(tiny_pair)
+    return open_engine(tiny_pair, n_draft=3)
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +141,23 @@ def test_probabilities_are_plain_decodings(server: RunningServer) -> None:
     assert [entry["id"] for entry in streamed] == [entry["id"] for entry in drafted]
 
 
+def test_probabilities_behind_the_samplers(server: RunningServer) -> None:
+    """As llama-server gives them: probabilities, of the tokens that are left."""
+    body = {"prompt": PROMPT, "n_predict": 30, "temperature": 0.9, "top_k": 4, "seed": 6, "n_probs": 10}
+    answer = server.post("/completion", **body, post_sampling_probs=True)
+    assert answer["generation_settings"]["post_sampling_probs"] is True
+    entries = answer["completion_probabilities"]
+    streamed = server.events("/completion", **body, post_sampling_probs=True)
+    assert [e["prob"] for event in streamed for e in event.get("completion_probabilities", [])] == [
+        entry["prob"] for entry in entries
+    ]
+    assert len(entries) == 30
+    for entry in entries:
+        assert entry.keys() == {"id", "token", "bytes", "prob", "top_probs"}
+        assert sum(top["prob"] for top in entry["top_probs"]) == pytest.approx(1, abs=1e-4)
+        assert 1 <= len(entry["top_probs"]) <= 4
+
+
 def test_several_prompts_and_choices(server: RunningServer) -> None:
     tokens = server.post("/tokenize", content="Hello")["tokens"]
     alone = [server.post("/completion", prompt=p, n_predict=12, temperature=0)["content"] for p in ("A b", tokens)]
@@ -217,18 +234,21 @@ def test_forced_tool_calls(server: RunningServer) -> None:
         "additionalProperties": False,
     }
     tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("weather", "sun")]
-    for choice in ("required", {"type": "function", "function": {"name": "sun"}}):
-        for seed in range(2):
-            body = {"messages": CHAT, "tools": tools, "tool_choice": choice, "seed": seed, "max_tokens": 400}
-            answer = server.post("/v1/chat/completions", **body)["choices"][0]
-            assert answer["finish_reason"] == "tool_calls"
-            (call,) = answer["message"]["tool_calls"]
-            assert call["function"]["name"] in (("weather", "sun") if choice == "required" else ("sun",))
-            jsonschema.validate(json.loads(call["function"]["arguments"]), parameters)
-            chunks = server.events("/v1/chat/completions", **body)
-            calls = [c for e in chunks for c in e["choices"][0]["delta"].get("tool_calls", [])]
-            assert [c["function"] for c in calls] == [call["function"]]
-            assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    only_sun = {"type": "function", "function": {"name": "sun"}}
+    for choice, seed, names in (("required", 0, ("weather", "sun")), (only_sun, 1, ("sun",))):
+        body = {"messages": CHAT, "tools": tools, "tool_choice": choice, "seed": seed, "max_tokens": 400}
+        answer = server.post("/v1/chat/completions", **body)["choices"][0]
+        assert answer["finish_reason"] == "tool_calls"
+        (call,) = answer["message"]["tool_calls"]
+        assert call["function"]["name"] in names
+        jsonschema.validate(json.loads(call["function"]["arguments"]), parameters)
+        chunks = server.events("/v1/chat/completions", **body)
+        first, *pieces = [c for e in chunks for c in e["choices"][0]["delta"].get("tool_calls", [])]
+        assert first["function"] == {"name": call["function"]["name"], "arguments": ""}
+        assert {piece["index"] for piece in (first, *pieces)} == {0}
+        assert "".join(piece["function"]["arguments"] for piece in pieces) == call["function"]["arguments"]
+        assert len(pieces) > 1
+        assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
 def test_usage_in_streams_only_when_asked_for(server: RunningServer) -> None:
@@ -258,34 +278,11 @@ def test_tokens_and_templates(server: RunningServer) -> None:
 
 def test_information(server: RunningServer) -> None:
     props = server.client.get("/props").json()
-    assert (props["total_slots"], props["n_draft"]) == (2, server.state.engine.n_draft)
+    assert (props["total_slots"], props["n_draft"], props["n_draft_max"]) == (2, 3, 3)
     assert props["default_generation_settings"]["n_ctx"] == 1024
     assert props["default_generation_settings"]["params"]["top_k"] == 40
     (model,) = server.client.get("/v1/models").json()["data"]
     assert model["id"] == "tiny"
-    server.post("/completion", prompt="A", n_predict=40)
-    text = server.client.get("/metrics").text
-    names = {line.split()[0].split("{")[0] for line in text.splitlines() if not line.startswith("#")}
-    assert names >= {
-        f"llamacpp:{name}"
-        for name in (
-            "prompt_tokens_total",
-            "prompt_seconds_total",
-            "tokens_predicted_total",
-            "tokens_predicted_seconds_total",
-            "prompt_tokens_seconds",
-            "predicted_tokens_seconds",
-            "requests_processing",
-            "requests_deferred",
-            "n_tokens_max",
-            "n_decode_total",
-            "n_busy_slots_per_decode",
-            "spec_decode_num_draft_tokens_total",
-            "spec_decode_num_accepted_tokens_total",
-            "spec_decode_num_drafts_total",
-            "spec_decode_num_accepted_tokens_per_pos_total",
-        )
-    }
 
 
 def test_model_names(server: RunningServer) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from dspine_local.chat.call_stream import CallStream
 from dspine_local.chat.parser import AnswerParser
-from dspine_local.chat.tools import calls_gbnf, parse_call, style_of
+from dspine_local.chat.tools import calls_gbnf, style_of
 from dspine_local.grammar import schema_to_gbnf
 from dspine_local.server.middleware import is_local_name
 
@@ -36,7 +37,14 @@ def parse(text: str, cuts: int, **options: Any) -> tuple[str, str, list[dict[str
     for begin, end in zip([0, *ends], [*ends, len(text)], strict=True):
         deltas += parser.feed(text[begin:end])
     deltas += parser.finish()
-    calls = [{"name": d.call.name, "arguments": json.loads(d.call.arguments)} for d in deltas if d.call]
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        if delta.kind == "tool_call":
+            calls.append({"name": delta.text, "arguments": ""})
+        elif delta.kind == "arguments":
+            calls[-1]["arguments"] += delta.text
+    for call in calls:
+        call["arguments"] = json.loads(call["arguments"])
     joined = {kind: "".join(d.text for d in deltas if d.kind == kind) for kind in ("content", "reasoning")}
     return joined["content"], joined["reasoning"], calls
 
@@ -72,14 +80,44 @@ def test_text_that_only_looks_like_it(cuts: int) -> None:
     assert parse('<tool_call>{"name": "weather", "arg', cuts, tools=[WEATHER])[2] == []
 
 
+def whole_call(block: str) -> tuple[str | None, Any]:
+    call = CallStream([WEATHER])
+    arguments = call.feed(block) + call.end(closed=True)
+    return call.name, json.loads(arguments) if arguments else None
+
+
 def test_values_of_qwens_parameters_follow_the_schema() -> None:
     block = "<function=weather><parameter=city>\n42\n</parameter><parameter=days>\n3\n</parameter></function>"
-    call = parse_call(block, [WEATHER])
-    assert call is not None
-    assert json.loads(call.arguments) == {"city": "42", "days": 3}
-    assert parse_call("[1]", []) is None
-    assert parse_call('{"name": 5}', []) is None
-    assert parse_call("[" * 100_000, []) is None
+    assert whole_call(block) == ("weather", {"city": "42", "days": 3})
+    assert whole_call("<function=weather>\n</function>") == ("weather", {})
+    assert whole_call("<function=other><parameter=x>NaN</parameter>") == ("other", {"x": "NaN"})
+
+
+def test_calls_in_another_order_and_no_calls() -> None:
+    assert whole_call('{"arguments": {"city": "}"}, "name": "weather"}') == ("weather", {"city": "}"})
+    assert whole_call('{"name": "weather", "arguments": "{\\"days\\": 1}"}') == ("weather", {"days": 1})
+    for block in ("[1]", '{"name": 5}', "[" * 100_000, '{"name": "\\x", "arguments": {}}', ""):
+        assert whole_call(block) == (None, None)
+
+
+@pytest.mark.parametrize("call", [HERMES, QWEN])
+def test_arguments_come_as_they_are_written(call: str) -> None:
+    """Name first, then pieces: never more than was written, and something before the end."""
+    parser = AnswerParser(tools=[WEATHER])
+    kinds = [[delta.kind for delta in parser.feed(character)] for character in call]
+    told = [kind for piece in kinds for kind in piece]
+    assert told[0] == "tool_call"
+    assert told.count("arguments") >= 2
+    n_before_the_end = len(call) - len("</tool_call>")
+    assert ["arguments"] in kinds[: n_before_the_end - 10]
+
+
+def test_braces_and_quotes_in_arguments() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {"a": "}\\"]{", "b": [{"c": {}}]}}</tool_call> and on'
+    for cuts in (0, 5, 80):
+        content, _, calls = parse(call, cuts, tools=[WEATHER])
+        assert calls == [{"name": "f", "arguments": {"a": '}"]{', "b": [{"c": {}}]}}]
+        assert content == "and on"
 
 
 def test_style_comes_from_the_template() -> None:

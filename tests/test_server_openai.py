@@ -85,6 +85,12 @@ def test_tools_and_schemas(client: openai.OpenAI) -> None:
     call = (answer.choices[0].message.tool_calls or [])[0]
     assert call.function.name == "look"
     assert set(json.loads(call.function.arguments)) == {"answer"}
+    with client.chat.completions.stream(
+        model="tiny", messages=MESSAGES, tools=TOOLS, tool_choice="required", seed=1, max_tokens=200
+    ) as stream:
+        pieces = [e.arguments_delta for e in stream if e.type == "tool_calls.function.arguments.delta"]
+        streamed = (stream.get_final_completion().choices[0].message.tool_calls or [])[0]
+    assert streamed.function.arguments == "".join(pieces) == call.function.arguments
     follow_up = [
         *MESSAGES,
         answer.choices[0].message.model_dump(exclude_none=True),

@@ -63,6 +63,16 @@ def test_drafting_changes_no_answer(server: RunningServer, name: str) -> None:
         assert counts[0] > 0
 
 
+def test_the_automatic_length_changes_no_answer(tiny_pair: tuple[Path, Path]) -> None:
+    """Whatever it chooses; alone, and beside a request of fixed length."""
+    with serving(open_engine(tiny_pair, n_draft=None, n_ctx=1024)) as automatic:
+        for settings in SETTINGS.values():
+            plain, _ = ask(automatic, PROMPT, n_draft=0, **settings)
+            assert ask(automatic, PROMPT, **settings)[0] == plain
+            body = {"prompt": [PROMPT, "B"], "n_predict": 48, "temperature": 0, "return_tokens": True, **settings}
+            assert automatic.post("/completion", **body)[0]["tokens"] == plain
+
+
 def test_usage_counts_what_was_emitted(server: RunningServer) -> None:
     """The end token is the last that counts, even when it comes inside a draft."""
     body = {"prompt": PROMPT, "grammar": 'root ::= "abcdefgh"', "max_tokens": 100, "temperature": 0}
@@ -88,7 +98,8 @@ def test_drafts_that_are_all_rejected_are_told_once(caplog: pytest.LogCaptureFix
     metrics = Metrics()
     stats = dict.fromkeys(("prompt_tokens", "reused_tokens", "generated", "rounds", "accepted"), 0)
     times = dict.fromkeys(("prefill_s", "draft_s", "verify_s", "commit_s", "other_s"), 0.0)
-    useless = SimpleNamespace(stats=SimpleNamespace(**stats, **times, drafted=150, accepted_per_position=(0,)))
+    positions = {"accepted_per_position": (0,), "rounds_per_draft_length": (0, 150)}
+    useless = SimpleNamespace(stats=SimpleNamespace(**stats, **times, drafted=150, **positions))
     with caplog.at_level(logging.WARNING, logger="dspine_local.server"):
         for _ in range(5):
             metrics.count_request(useless)  # type: ignore[arg-type]

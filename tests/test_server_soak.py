@@ -30,7 +30,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def server(smollm2: SmolFactory, trained_drafter: Path) -> Iterator[RunningServer]:
-    engine = Engine(smollm2("q8_0"), trained_drafter, n_ctx=1024, n_parallel=4, n_draft=3)
+    engine = Engine(smollm2("q8_0"), trained_drafter, n_ctx=1024, n_parallel=4)
     with serving(engine) as running:
         yield running
 

@@ -37,6 +37,7 @@ def pair(
 
 def open_engine(pair: Pair, **options: Any) -> Engine:
     settings: dict[str, Any] = {"n_ctx": 1024, "n_parallel": 2, "n_ubatch": 32, "flash_attn": "on", "n_threads": 1}
+    settings["n_draft"] = 7
     return Engine(pair[0].path, pair[1], **(settings | options))
 
 

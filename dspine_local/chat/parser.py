@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dspine_local.chat.tools import CLOSE, OPEN, ToolCall, parse_call
+from dspine_local.chat.call_stream import CallStream
+from dspine_local.chat.tools import CLOSE, OPEN
 
 THINK, END_THINK = "<think>", "</think>"
 
-Kind = Literal["content", "reasoning", "tool_call"]
+Kind = Literal["content", "reasoning", "tool_call", "arguments"]
 
 
 @dataclass(frozen=True)
 class Delta:
-    """A piece of an answer; ``call`` with the kind ``tool_call``, otherwise ``text``."""
+    """A piece of an answer. A call is its name, as ``tool_call``, and then its ``arguments`` (JSON text) in pieces."""
 
     kind: Kind
-    text: str = ""
-    call: ToolCall | None = None
+    text: str
 
 
 class AnswerParser:
@@ -40,7 +40,9 @@ class AnswerParser:
         if reasoning and thinking:
             self._state = "reasoning"
         self._begun = False  # the present state has given text already: blank space in front of it is dropped
-        self.n_calls = 0
+        self._open_call = CallStream(tools or [])
+        self._call_told = False
+        self.n_calls = 0  # that have begun
 
     def feed(self, text: str) -> list[Delta]:
         """What is certain after this text."""
@@ -102,17 +104,29 @@ class AnswerParser:
 
     def _call(self, out: list[Delta], *, final: bool) -> bool:
         block, found, after = self._held.partition(CLOSE)
+        n_keep = 0 if found or final else _overlap(block, CLOSE)
+        certain = block[: len(block) - n_keep]
+        call = self._open_call
+        self._tell_call(call, call.feed(certain), out)
         if not found and not final:
+            self._held = block[len(certain) :]
             return False
-        call = parse_call(block, self._tools or [])
-        if call is not None:
-            self.n_calls += 1
-            out.append(Delta("tool_call", call=call))
-        elif block.strip() or found:
-            self._give(f"{OPEN}{block}{CLOSE if found else ''}", "content", out)
+        self._tell_call(call, call.end(closed=bool(found)), out)
+        if call.name is None and (call.text.strip() or found):
+            self._give(f"{OPEN}{call.text}{CLOSE if found else ''}", "content", out)
         self._held = after
-        self._enter("content", begun=call is None)
+        self._open_call = CallStream(self._tools or [])
+        self._call_told = False
+        self._enter("content", begun=call.name is None)
         return bool(found)
+
+    def _tell_call(self, call: CallStream, arguments: str, out: list[Delta]) -> None:
+        if call.name is not None and not self._call_told:
+            self._call_told = True
+            self.n_calls += 1
+            out.append(Delta("tool_call", call.name))
+        if arguments:
+            out.append(Delta("arguments", arguments))
 
     def _give(self, text: str, kind: Kind, out: list[Delta]) -> None:
         if not self._begun:

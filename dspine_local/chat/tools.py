@@ -7,7 +7,6 @@ Qwen: ``<tool_call><function=name><parameter=key>value</parameter></function></t
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,8 +17,6 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 ToolStyle = Literal["hermes", "qwen"]
 
-_FUNCTION = re.compile(r"^<function=([^>\n]+)>(.*?)(?:</function>)?$", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _SYSTEM = """You may call functions to help with the user's request. These are the functions, one JSON object per line:
 <tools>
 {tools}
@@ -48,15 +45,8 @@ def system_text(tools: Sequence[dict[str, Any]]) -> str:
     return _SYSTEM.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
 
 
-def parse_call(block: str, tools: Sequence[dict[str, Any]]) -> ToolCall | None:
-    """The call inside ``<tool_call>`` tags, in either form; None when it is neither."""
-    block = block.strip()
-    found = _FUNCTION.match(block)
-    if found:
-        name = found[1].strip()
-        schemas = _parameters(name, tools).get("properties", {})
-        arguments = {key.strip(): _value(text, schemas.get(key.strip())) for key, text in _PARAMETER.findall(found[2])}
-        return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+def parse_json_call(block: str) -> ToolCall | None:
+    """The call of a whole block in Hermes' form, whatever the order of its keys; None when it is none."""
     try:
         call = json.loads(block)
     except (ValueError, RecursionError):
@@ -65,6 +55,26 @@ def parse_call(block: str, tools: Sequence[dict[str, Any]]) -> ToolCall | None:
         return None
     given = call.get("arguments", call.get("parameters", {}))
     return ToolCall(call["name"], given if isinstance(given, str) else json.dumps(given, ensure_ascii=False))
+
+
+def properties(name: str, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Schemas of a tool's parameters, by name; empty where it does not tell."""
+    for tool in tools:
+        if tool["function"]["name"] == name:
+            parameters = tool["function"].get("parameters")
+            found = parameters.get("properties") if isinstance(parameters, dict) else None
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
+def parameter_value(text: str, schema: Any) -> Any:
+    """A parameter's text in Qwen's form as the value that its schema wants: everything but text is JSON."""
+    if isinstance(schema, dict) and schema.get("type") == "string":
+        return text
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return text
 
 
 def calls_gbnf(tools: Sequence[dict[str, Any]], style: ToolStyle, *, parallel: bool) -> str:
@@ -109,19 +119,5 @@ def _with(schema: Any, shared: dict[str, Any]) -> Any:
     return {**schema, **shared} if isinstance(schema, dict) else schema
 
 
-def _parameters(name: str, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    for tool in tools:
-        if tool["function"]["name"] == name:
-            parameters = tool["function"].get("parameters")
-            return parameters if isinstance(parameters, dict) else {}
-    return {}
-
-
-def _value(text: str, schema: Any) -> Any:
-    """A parameter's text as the value that its schema wants: everything but text is JSON."""
-    if isinstance(schema, dict) and schema.get("type") == "string":
-        return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -46,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     options = GenerationOptions(max_tokens=args.max_tokens, sampling=sampling_options(args))
     session = ChatSession(engine, options, args.system_prompt)
     drafting = f"up to {engine.max_draft} tokens drafted per round" if engine.max_draft else "no drafts"
+    if engine.n_draft is None:
+        drafting += ", chosen by measurement"
     print(f"{Path(args.model).name}, {drafting}. /help lists the commands.", file=sys.stderr)
     read = _terminal_reader(session, args.history) if sys.stdin.isatty() else _plain_reader()
     while True:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dspine_local.cli import EXIT_DONE
 from dspine_local.cli.arguments import add_model_arguments, add_sampling_arguments, engine_options, sampling_options
+from dspine_local.options import EngineOptions
 
 if TYPE_CHECKING:
     from dspine_local.server.config import ServerOptions
@@ -44,6 +45,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=int,
         default=1,
         help="slots: requests at the same time; they share -c",
+    )
+    group.add_argument(
+        "--checkpoint-mib",
+        metavar="MIB",
+        type=int,
+        default=EngineOptions().checkpoint_mib,
+        help="memory for states that a recurrent or hybrid target can go back to, for prompts that begin like earlier "
+        "ones; all slots together, 0 is none (default: %(default)s)",
     )
     group.add_argument("--api-key", metavar="KEY", action="append", default=[], help="ask for it; may be repeated")
     group.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with one key per line")
@@ -77,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         if path is not None and not Path(path).is_file():
             raise FileNotFoundError(f"no such file: '{path}'")
     options = _server_options(args)
-    models = replace(engine_options(args), n_parallel=args.n_parallel)
+    models = replace(engine_options(args), n_parallel=args.n_parallel, checkpoint_mib=args.checkpoint_mib)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     app = create_app(lambda: Engine(args.model, args.model_draft, models), options)
     with _listen(args.host, args.port) as listener:

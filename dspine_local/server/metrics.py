@@ -1,20 +1,24 @@
-"""Counters of the server in Prometheus' format, under llama-server's names."""
+"""Counters of the server in Prometheus' format: llama-server's names, and our own with ``dspine:`` in front."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dspine_local.costs import DraftCosts
 from dspine_local.generation import Generation
 
 logger = logging.getLogger("dspine_local.server")
 
 _WARN_AFTER_DRAFTED = 200
+
+Family = TypeVar("Family", CounterMetricFamily, GaugeMetricFamily)
 
 
 class Metrics(Collector):
@@ -27,7 +31,11 @@ class Metrics(Collector):
         self.n_tokens_max = self.n_rounds = self.n_busy = 0
         self.n_drafts = self.n_drafted = self.n_accepted = 0
         self.accepted_at: list[int] = []
+        self.rounds_by_draft: list[int] = []
+        self.round_s = dict.fromkeys(("draft", "verify", "commit", "other"), 0.0)
         self.busy: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.costs: Callable[[], DraftCosts | None] = lambda: None
+        self.checkpoint_bytes: Callable[[], int] = lambda: 0
         self._warned = False
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -52,10 +60,10 @@ class Metrics(Collector):
             self.n_drafts += sum(stats.rounds_per_draft_length[1:])
             self.n_drafted += stats.drafted
             self.n_accepted += stats.accepted
-            n = len(stats.accepted_per_position)
-            self.accepted_at += [0] * (n - len(self.accepted_at))
-            for i, accepted in enumerate(stats.accepted_per_position):
-                self.accepted_at[i] += accepted
+            _add(self.accepted_at, stats.accepted_per_position)
+            _add(self.rounds_by_draft, stats.rounds_per_draft_length)
+            for part in self.round_s:
+                self.round_s[part] += getattr(stats, f"{part}_s")
             useless = self.n_drafted >= _WARN_AFTER_DRAFTED and self.n_accepted == 0 and not self._warned
             self._warned |= useless
         if useless:
@@ -72,6 +80,10 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics; called by the registry."""
         n_processing, n_deferred = self.busy()
+        yield GaugeMetricFamily(
+            "dspine:checkpoint_bytes", "Memory of states that slots can go back to.", value=self.checkpoint_bytes()
+        )
+        yield from _costs(self.costs())
         with self._lock:
             for name, text, value in (
                 ("prompt_tokens", "Number of prompt tokens processed.", self.prompt_tokens),
@@ -105,15 +117,46 @@ class Metrics(Collector):
                 ),
             ):
                 yield GaugeMetricFamily(f"llamacpp:{name}", text, value=value)
-            if self.accepted_at:
-                per_position = CounterMetricFamily(
+            for name, text, label, values in (
+                (
                     "llamacpp:spec_decode_num_accepted_tokens_per_pos",
                     "Accepted tokens by position in the draft.",
-                    labels=["position"],
-                )
-                for i, accepted in enumerate(self.accepted_at):
-                    per_position.add_metric([str(i)], accepted)
-                yield per_position
+                    "position",
+                    dict(enumerate(self.accepted_at)),
+                ),
+                (
+                    "dspine:rounds",
+                    "Rounds of requests by drafted tokens that they verified; 0 is plain decoding.",
+                    "n_draft",
+                    dict(enumerate(self.rounds_by_draft)),
+                ),
+                ("dspine:round_seconds", "Time of the rounds of requests by what it went into.", "part", self.round_s),
+            ):
+                yield _labelled(CounterMetricFamily(name, text, labels=[label]), values)
+
+
+def _costs(costs: DraftCosts | None) -> Iterator[Metric]:
+    """What the automatic draft length goes by now."""
+    if costs is None:
+        return
+    for name, text, points in (
+        ("verify", "What a decode of the target costs, by its tokens.", costs.verify),
+        ("draft", "What a call of the drafter costs, by slots times drafted tokens.", costs.draft),
+    ):
+        family = GaugeMetricFamily(f"dspine:{name}_cost_seconds", text, labels=["tokens"])
+        yield _labelled(family, {n: us / 1e6 for n, us in points})
+
+
+def _labelled(family: Family, values: Mapping[Any, float]) -> Family:
+    for label, value in values.items():
+        family.add_metric([str(label)], value)
+    return family
+
+
+def _add(sums: list[int], counts: Sequence[int]) -> None:
+    sums += [0] * (len(counts) - len(sums))
+    for i, count in enumerate(counts):
+        sums[i] += count
 
 
 def _rate(amount: float, time: float) -> float:

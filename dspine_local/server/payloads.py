@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -83,12 +84,16 @@ def stop_type(generation: Generation) -> str:
     return "word" if generation.stop_text is not None else "eos"
 
 
-def probabilities(chunk: Chunk, tokenizer: Tokenizer) -> list[Json]:
-    """Log-probabilities of the chunk's tokens: llama-server's and OpenAI's fields are the same."""
+def probabilities(chunk: Chunk, tokenizer: Tokenizer, *, post_sampling: bool = False) -> list[Json]:
+    """Log-probabilities of the chunk's tokens: llama-server's and OpenAI's fields are the same.
+
+    ``post_sampling``: probabilities instead, as llama-server gives them behind the samplers.
+    """
+    describe, top = (_with_prob, "top_probs") if post_sampling else (_with_logprob, "top_logprobs")
     return [
         {
-            **_token(token, entry.logprob, tokenizer),
-            "top_logprobs": [_token(other, logprob, tokenizer) for other, logprob in entry.top],
+            **describe(token, entry.logprob, tokenizer),
+            top: [describe(other, logprob, tokenizer) for other, logprob in entry.top],
         }
         for token, entry in zip(chunk.tokens, chunk.logprobs, strict=False)
     ]
@@ -136,6 +141,7 @@ def settings(options: GenerationOptions, *, stream: bool) -> Json:
         "max_tokens": options.max_tokens,
         "stop": list(options.stop),
         "n_probs": options.n_probs or 0,
+        "post_sampling_probs": options.post_sampling_probs,
         "stream": stream,
         "cache_prompt": options.cache_prompt,
         "n_draft": options.n_draft,
@@ -156,14 +162,17 @@ def lines(items: Sequence[Json]) -> Iterator[bytes]:
     return map(event, items)
 
 
-def _token(token: int, logprob: float, tokenizer: Tokenizer) -> Json:
+def _with_logprob(token: int, logprob: float, tokenizer: Tokenizer) -> Json:
+    return {**_token(token, tokenizer), "logprob": max(logprob, _LOWEST)}
+
+
+def _with_prob(token: int, logprob: float, tokenizer: Tokenizer) -> Json:
+    return {**_token(token, tokenizer), "prob": math.exp(logprob)}
+
+
+def _token(token: int, tokenizer: Tokenizer) -> Json:
     piece = tokenizer.piece(token, special=True)
-    return {
-        "id": token,
-        "token": piece.decode("utf-8", errors="replace"),
-        "bytes": list(piece),
-        "logprob": max(logprob, _LOWEST),
-    }
+    return {"id": token, "token": piece.decode("utf-8", errors="replace"), "bytes": list(piece)}
 
 
 def _ratio(a: float, b: float) -> float:

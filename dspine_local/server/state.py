@@ -63,7 +63,11 @@ class ServerState:
             min(engine.n_slots, scheduler.n_unfinished),
             max(0, scheduler.n_unfinished - engine.n_slots),
         )
+        self.metrics.costs = lambda: engine.draft_costs
+        self.metrics.checkpoint_bytes = lambda: engine.checkpoint_bytes
         drafting = f"up to {engine.max_draft} tokens drafted per round" if engine.max_draft else "no drafts"
+        if engine.n_draft is None:
+            drafting += ", chosen by measurement"
         logger.info(
             "ready: %s, %d slots of %d tokens, %s", self.options.model_name, engine.n_slots, engine.n_ctx, drafting
         )

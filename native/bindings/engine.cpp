@@ -29,6 +29,7 @@ class CallbackDrafter final : public DraftSource {
     const std::vector<int32_t> & taps() const override { return taps_; }
     int32_t length(int32_t seq) const override { return lengths_.at(static_cast<size_t>(seq)); }
     int32_t reusable(int32_t seq, int32_t n) const override { return std::min(n, length(seq)); }
+    int32_t lookback() const override { return 0; }
     void truncate(int32_t seq, int32_t n) override { lengths_.at(static_cast<size_t>(seq)) = n; }
 
     std::string save(int32_t seq) const override { return std::to_string(length(seq)); }
@@ -146,26 +147,29 @@ void bind_engine(py::module_ & m) {
         .def("length", &CallbackDrafter::length, py::arg("seq"));
     py::class_<Engine>(m, "Engine")
         .def(py::init([](std::shared_ptr<Target> target, std::shared_ptr<DraftSource> drafter,
-                         std::optional<int32_t> n_draft, const Points & verify_costs, const Points & draft_costs) {
+                         std::optional<int32_t> n_draft, const Points & verify_costs, const Points & draft_costs,
+                         size_t checkpoint_bytes) {
                  const py::gil_scoped_release release;
-                 return std::make_unique<Engine>(
-                     std::move(target), std::move(drafter),
-                     EngineOptions{n_draft.value_or(AUTO_DRAFT), to_costs(verify_costs), to_costs(draft_costs)});
+                 return std::make_unique<Engine>(std::move(target), std::move(drafter),
+                                                 EngineOptions{n_draft.value_or(AUTO_DRAFT), to_costs(verify_costs),
+                                                               to_costs(draft_costs), checkpoint_bytes});
              }),
              py::arg("target"), py::arg("drafter") = py::none(), py::kw_only(), py::arg("n_draft") = 7,
-             py::arg("verify_costs") = Points{}, py::arg("draft_costs") = Points{})
+             py::arg("verify_costs") = Points{}, py::arg("draft_costs") = Points{},
+             py::arg("checkpoint_bytes") = EngineOptions{}.checkpoint_bytes)
         .def(
             "submit",
             [](Engine & e, std::vector<int32_t> tokens, const SamplingParams & sampling, int32_t max_tokens,
                std::vector<int32_t> stop_tokens, std::optional<int32_t> n_draft, bool cache_prompt, int32_t n_probs,
-               int32_t slot) {
+               bool post_sampling, int32_t slot) {
                 const py::gil_scoped_release release;
                 return e.submit({std::move(tokens), sampling, max_tokens, std::move(stop_tokens), n_draft, cache_prompt,
-                                 n_probs, slot});
+                                 n_probs, post_sampling, slot});
             },
             py::arg("tokens"), py::arg("sampling"), py::kw_only(), py::arg("max_tokens") = -1,
             py::arg("stop_tokens") = std::vector<int32_t>{}, py::arg("n_draft") = py::none(),
-            py::arg("cache_prompt") = true, py::arg("n_probs") = -1, py::arg("slot") = -1)
+            py::arg("cache_prompt") = true, py::arg("n_probs") = -1, py::arg("post_sampling") = false,
+            py::arg("slot") = -1)
         .def("cancel", &Engine::cancel, py::arg("id"), py::call_guard<py::gil_scoped_release>())
         .def("has_work", &Engine::has_work, py::call_guard<py::gil_scoped_release>())
         .def("step", &Engine::step, py::call_guard<py::gil_scoped_release>())
@@ -175,12 +179,19 @@ void bind_engine(py::module_ & m) {
         .def("restore_slot", &Engine::restore_slot, py::arg("slot"), py::arg("state"),
              py::call_guard<py::gil_scoped_release>())
         .def("erase_slot", &Engine::erase_slot, py::arg("slot"), py::call_guard<py::gil_scoped_release>())
-        .def_property_readonly("costs",
-                               [](const Engine & e) {
-                                   return e.policy() ? py::object(py::make_tuple(from_costs(e.policy()->verify_costs()),
-                                                                                 from_costs(e.policy()->draft_costs())))
-                                                     : py::none();
-                               })
+        .def_property_readonly(
+            "costs",
+            [](const Engine & e) {
+                std::optional<Costs> costs;
+                {
+                    const py::gil_scoped_release release;
+                    costs = e.costs();
+                }
+                return costs ? py::object(py::make_tuple(from_costs(costs->verify), from_costs(costs->draft)))
+                             : py::none();
+            })
+        .def_property_readonly("checkpoint_bytes",
+                               py::cpp_function(&Engine::checkpoint_bytes, py::call_guard<py::gil_scoped_release>()))
         .def("record_rounds", &Engine::record_rounds, py::arg("n"), py::call_guard<py::gil_scoped_release>())
         .def("take_rounds", &Engine::take_rounds, py::call_guard<py::gil_scoped_release>())
         .def(

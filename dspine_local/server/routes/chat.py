@@ -93,9 +93,9 @@ class _Describe:
         reasoning = _joined(deltas, "reasoning")
         if reasoning:
             message["reasoning_content"] = reasoning
-        calls = [_call(delta, i) for i, delta in enumerate(d for d in deltas if d.call is not None)]
+        calls = _whole_calls(deltas)
         if calls:
-            message["tool_calls"] = [{key: value for key, value in call.items() if key != "index"} for call in calls]
+            message["tool_calls"] = calls
             message["content"] = message["content"] or None
         out: Json = {
             "index": index,
@@ -119,9 +119,11 @@ class _Describe:
         if event.finish_reason is not None:
             parsed += parser.finish()
         for delta in parsed:
-            if delta.call is not None:
-                deltas.append({"tool_calls": [_call(delta, n_calls)]})
+            if delta.kind == "tool_call":
+                deltas.append({"tool_calls": [{"index": n_calls, **_new_call(delta.text)}]})
                 n_calls += 1
+            elif delta.kind == "arguments":
+                deltas.append({"tool_calls": [{"index": n_calls - 1, "function": {"arguments": delta.text}}]})
             else:
                 deltas.append({"content" if delta.kind == "content" else "reasoning_content": delta.text})
         chunks = [self._chunk(event.index, delta) for delta in deltas]
@@ -172,8 +174,15 @@ def _joined(deltas: Sequence[Delta], kind: str) -> str:
     return "".join(delta.text for delta in deltas if delta.kind == kind)
 
 
-def _call(delta: Delta, index: int) -> dict[str, Any]:
-    call = delta.call
-    assert call is not None
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"index": index, "id": new_id("call"), "type": "function", "function": function}
+def _new_call(name: str) -> dict[str, Any]:
+    return {"id": new_id("call"), "type": "function", "function": {"name": name, "arguments": ""}}
+
+
+def _whole_calls(deltas: Sequence[Delta]) -> list[dict[str, Any]]:
+    calls: list[dict[str, Any]] = []
+    for delta in deltas:
+        if delta.kind == "tool_call":
+            calls.append(_new_call(delta.text))
+        elif delta.kind == "arguments":
+            calls[-1]["function"]["arguments"] += delta.text
+    return calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,7 +11,6 @@ from starlette.responses import JSONResponse, Response
 
 from dspine_local.generation import Generation
 from dspine_local.options import GenerationOptions
-from dspine_local.server.errors import ApiError
 from dspine_local.server.payloads import Provenance, probabilities, settings, stop_type, timings
 from dspine_local.server.routes.common import (
     ERRORS,
@@ -35,12 +35,11 @@ router = APIRouter(responses=ERRORS)
 async def completion(request: Request, body: CompletionRequest, state: State) -> Response:
     """Continue a prompt: text, tokens, both mixed, or a list of such prompts."""
     check_request(body, state)
-    if body.post_sampling_probs:
-        raise ApiError(501, "post_sampling_probs is not supported: n_probs are those of the model's logits")
     tokenizer = state.engine.tokenizer
     prompts = await in_thread(lambda: prompt_tokens(body.prompt, tokenizer))
     n_probs = body.n_probs or None
     options = await in_thread(lambda: generation_options(body, state.options, tokenizer, n_probs=n_probs))
+    options = replace(options, post_sampling_probs=body.post_sampling_probs is True)
     answers = await start(state, prompts, body.n_cmpl or body.n or 1, options)
     if body.stream:
         return stream(state, answers, _Stream(state, answers, body, options).describe, done=False)
@@ -76,7 +75,9 @@ class _Stream:
             "tokens_evaluated": len(generation.prompt_tokens),
         }
         if event.chunk.logprobs:
-            out["completion_probabilities"] = probabilities(event.chunk, self._state.engine.tokenizer)
+            out["completion_probabilities"] = probabilities(
+                event.chunk, self._state.engine.tokenizer, post_sampling=self._options.post_sampling_probs
+            )
         if self._body.return_provenance:
             out["provenance"] = self._provenance[event.index].of(event.chunk)
         if self._body.timings_per_token and generation.stats is not None:
@@ -118,7 +119,11 @@ def _final(
     if generation.stats is not None:
         out["timings"] = timings(generation.stats)
     if any(event.chunk.logprobs for event in events):
-        out["completion_probabilities"] = [entry for e in events for entry in probabilities(e.chunk, tokenizer)]
+        out["completion_probabilities"] = [
+            entry
+            for e in events
+            for entry in probabilities(e.chunk, tokenizer, post_sampling=options.post_sampling_probs)
+        ]
     if body.return_provenance and events:
         provenance = Provenance(tokenizer)
         out["provenance"] = [entry for e in events for entry in provenance.of(e.chunk)]

@@ -37,6 +37,8 @@ class DraftSource {
     // A length up to n that the sequence can be cut back to, so that reading on from there loses nothing.
     virtual int32_t reusable(int32_t seq, int32_t n) const = 0;
     virtual void truncate(int32_t seq, int32_t n) = 0;
+    // Positions that reusable() may go back further than it was asked for; 0: none, the whole context is kept.
+    virtual int32_t lookback() const = 0;
     // A sequence as bytes, and back. Throws ModelFormatError for bytes that do not fit.
     virtual std::string save(int32_t seq) const = 0;
     virtual void load(int32_t seq, const std::string & state) = 0;

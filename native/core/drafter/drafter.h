@@ -45,6 +45,7 @@ class Drafter final : public DraftSource {
     const std::vector<int32_t> & taps() const override { return config_.target_layers; }
     int32_t length(int32_t seq) const override;
     int32_t reusable(int32_t seq, int32_t n) const override;
+    int32_t lookback() const override { return cache_->lookback(); }
     void truncate(int32_t seq, int32_t n) override;
     std::string save(int32_t seq) const override;  // cache_state.cpp
     void load(int32_t seq, const std::string & state) override;

@@ -95,8 +95,8 @@ void DrafterCache::append(int32_t seq, int32_t n) {
 int32_t DrafterCache::reusable(int32_t seq, int32_t n) const {
     const Sequence & s = seqs_[static_cast<size_t>(seq)];
     n = std::min(n, s.length);
-    const bool window_intact = !has(LayerKind::sliding) || s.oldest <= std::max(0, n - (window_ - 1));
-    return window_intact ? n : std::max(0, n - (window_ - 1));
+    const int32_t first_seen = std::max(0, n - lookback());
+    return !has(LayerKind::sliding) || s.oldest <= first_seen ? n : first_seen;
 }
 
 void DrafterCache::truncate(int32_t seq, int32_t n) {

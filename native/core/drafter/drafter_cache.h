@@ -45,6 +45,8 @@ class DrafterCache {
     // A length up to n that the sequence can be cut back to without loss: n itself while the rings still hold the
     // window before it, else one window less, from where reading on fills them again before position n.
     int32_t reusable(int32_t seq, int32_t n) const;
+    // Positions before a draft that sliding layers see, and may have overwritten; 0 without such layers.
+    int32_t lookback() const { return has(LayerKind::sliding) ? window_ - 1 : 0; }
     // What a ring no longer holds stays hidden. Throws std::invalid_argument for a length beyond the present one.
     void truncate(int32_t seq, int32_t n);
 

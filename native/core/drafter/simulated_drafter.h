@@ -27,6 +27,7 @@ class SimulatedDrafter final : public DraftSource {
     const std::vector<int32_t> & taps() const override { return drafter_->taps(); }
     int32_t length(int32_t seq) const override { return drafter_->length(seq); }
     int32_t reusable(int32_t seq, int32_t n) const override { return drafter_->reusable(seq, n); }
+    int32_t lookback() const override { return drafter_->lookback(); }
     void truncate(int32_t seq, int32_t n) override { drafter_->truncate(seq, n); }
     std::string save(int32_t seq) const override { return drafter_->save(seq); }
     void load(int32_t seq, const std::string & state) override { drafter_->load(seq, state); }

@@ -10,11 +10,6 @@
 
 namespace dspine {
 
-struct Costs {
-    std::vector<CostPoint> verify;  // the target's decode by tokens
-    std::vector<CostPoint> draft;   // the drafter by blocks times draft length
-};
-
 // Tells that `n_done` of `n_all` calls are timed.
 using SweepProgress = std::function<void(int32_t n_done, int32_t n_all)>;
 

@@ -5,18 +5,12 @@
 #include "base/errors.h"
 
 namespace dspine {
-namespace {
-
-size_t common_prefix(const std::vector<int32_t> & a, const std::vector<int32_t> & b) {
-    const size_t n = std::min(a.size(), b.size());
-    return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + static_cast<ptrdiff_t>(n), b.begin()).first -
-                               a.begin());
-}
-
-}  // namespace
 
 Engine::Engine(std::shared_ptr<Target> target, std::shared_ptr<DraftSource> drafter, const EngineOptions & options)
-    : target_(std::move(target)), drafter_(std::move(drafter)), options_(options) {
+    : target_(std::move(target)),
+      drafter_(std::move(drafter)),
+      options_(options),
+      checkpoints_(options.checkpoint_bytes) {
     slots_ = std::vector<Slot>(static_cast<size_t>(target_->n_seq()));
     n_draft_max_ = drafter_ ? std::min(drafter_->max_draft(), target_->n_rollback()) : 0;
     if (!drafter_) {
@@ -118,45 +112,6 @@ int32_t Engine::drafter_length(int32_t index) const {
     return drafter_->length(index) + slots_[static_cast<size_t>(index)].backlog.size();
 }
 
-int32_t Engine::choose_slot(const Request & request) const {
-    int32_t best = -1;
-    size_t best_prefix = 0;
-    for (int32_t i = 0; i < n_slots(); ++i) {
-        const Slot & slot = slots_[static_cast<size_t>(i)];
-        if (slot.job || (request.slot >= 0 && request.slot != i)) {
-            continue;
-        }
-        const size_t prefix = request.cache_prompt ? common_prefix(slot.tokens, request.tokens) : 0;
-        const bool older = best >= 0 && slot.last_used < slots_[static_cast<size_t>(best)].last_used;
-        if (best < 0 || prefix > best_prefix || (prefix == best_prefix && older)) {
-            best = i;
-            best_prefix = prefix;
-        }
-    }
-    return best;
-}
-
-void Engine::reuse_prefix(int32_t index) {
-    Slot & slot = slots_[static_cast<size_t>(index)];
-    const Request & request = slot.job->request;
-    int32_t n = 0;
-    if (request.cache_prompt) {
-        // At least one token must be decoded for its logits.
-        const size_t prefix = std::min(common_prefix(slot.tokens, request.tokens), request.tokens.size() - 1);
-        n = target_->reusable(index, static_cast<int32_t>(prefix));
-        if (keeps_drafter(slot) && n > 0) {
-            n = drafter_->reusable(index, n);
-            n = target_->reusable(index, n) == n ? n : 0;
-        }
-    }
-    target_->truncate(index, n);
-    if (drafter_) {
-        drafter_->truncate(index, std::min(n, drafter_->length(index)));
-    }
-    slot.job->stats.n_reused = n;
-    slot.tokens = request.tokens;
-}
-
 void Engine::admit() {
     for (;;) {
         std::shared_ptr<Job> job;
@@ -177,7 +132,7 @@ void Engine::admit() {
         }
         Slot & slot = slots_[static_cast<size_t>(index)];
         slot.job = job;
-        slot.n_draft = job->request.n_draft.value_or(options_.n_draft);
+        slot.n_draft = draft_length(job->request);
         slot.last_used = ++clock_;
         slot.generating = false;
         slot.finish = Finish::none;

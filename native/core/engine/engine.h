@@ -12,6 +12,7 @@
 
 #include "drafter/draft_source.h"
 #include "engine/feature_backlog.h"
+#include "engine/state_checkpoints.h"
 #include "policy/draft_length.h"
 #include "target/logprobs.h"
 #include "target/sampling.h"
@@ -30,6 +31,7 @@ struct Request {
     std::optional<int32_t> n_draft;  // none: the engine's; 0: plain decoding
     bool cache_prompt = true;        // start from the longest known prefix
     int32_t n_probs = -1;            // candidates whose log-probabilities are told with every token; -1: none at all
+    bool post_sampling = false;      // those of the distribution that is sampled from, not of the model's logits
     int32_t slot = -1;               // wait for this one; -1: any
 };
 
@@ -68,6 +70,8 @@ struct EngineOptions {
     // For AUTO_DRAFT: what the target's decode costs by tokens, and the drafter by blocks times draft length.
     std::vector<CostPoint> verify_costs;
     std::vector<CostPoint> draft_costs;
+    // Host memory for states that a recurrent target can go back to, of all slots together; 0: it starts anew.
+    size_t checkpoint_bytes = size_t{512} << 20;
 };
 
 struct SlotLengths {
@@ -104,8 +108,9 @@ class Engine {
     // One round. Failures end the requests they hit and show in their events.
     std::vector<StepEvent> step();
 
-    // Null unless the draft length is automatic.
-    const DraftLengthPolicy * policy() const { return policy_.get(); }
+    // What the automatic draft length goes by now; none where the length is fixed.
+    std::optional<Costs> costs() const;
+    size_t checkpoint_bytes() const;  // held now
     // The last n rounds with automatic slots are kept for take_rounds(), oldest first; 0, the default: none.
     void record_rounds(size_t n);
     std::vector<RoundRecord> take_rounds();
@@ -136,13 +141,15 @@ class Engine {
         FeatureBacklog backlog;       // committed by the target, not yet read by the drafter
         int64_t last_used = 0;
         bool generating = false;  // false: the prompt is being read
+        int32_t branch = 0;       // where the prompt parts from those that slots held
         // Of the round that is running.
         int32_t row = -1;      // its first row in the batch, -1: takes no part
         int32_t n_rows = 0;    // rows in the batch
         int32_t n_kept = 0;    // of those, rows that stay
         int32_t n_before = 0;  // committed length when the round began
         bool was_generating = false;
-        int32_t limit = 0;  // longest draft that can be used
+        bool at_checkpoint = false;  // the state is kept at the round's end
+        int32_t limit = 0;           // longest draft that can be used
         std::vector<int32_t> draft;
         std::vector<float> probabilities;  // of the drafted tokens, as the drafter sees them
         int32_t n_unverified = 0;          // drafted tokens that are not worth their row
@@ -166,13 +173,20 @@ class Engine {
     };
 
     void check(const Request & request) const;
-    int32_t choose_slot(const Request & request) const;
-    void reuse_prefix(int32_t index);
+    int32_t draft_length(const Request & request) const { return request.n_draft.value_or(options_.n_draft); }
     void admit();
     void drop_cancelled(std::vector<StepEvent> & events);
     bool keeps_drafter(const Slot & slot) const { return drafter_ != nullptr && slot.n_draft != 0; }
     int32_t drafter_length(int32_t index) const;
     void release(int32_t index, std::vector<StepEvent> & events);
+
+    // prefix_reuse.cpp
+    int32_t choose_slot(const Request & request) const;
+    int32_t reusable_prefix(int32_t index, const Request & request) const;
+    void reuse_prefix(int32_t index);
+    int32_t prompt_stop(int32_t index) const;
+    bool wants_checkpoint(int32_t index, int32_t n) const;
+    void keep_checkpoint(int32_t index);
 
     // slot_state.cpp
     Slot & idle_slot(int32_t index);
@@ -203,6 +217,7 @@ class Engine {
     std::deque<RoundRecord> records_;
     size_t n_records_ = 0;
     std::vector<Slot> slots_;
+    StateCheckpoints checkpoints_;
     int32_t n_draft_max_ = 0;
     std::atomic<bool> stepping_{false};  // one step at a time
     mutable std::mutex step_mutex_;      // of slots and caches

@@ -48,7 +48,9 @@ std::vector<BatchToken> Engine::plan_batch() {
         }
         begin(slot, i);
         const int32_t n_prompt = static_cast<int32_t>(slot.tokens.size());
-        slot.n_rows = std::min(room, n_prompt - slot.n_before);
+        const int32_t stop = prompt_stop(i);
+        slot.n_rows = std::min(room, stop - slot.n_before);
+        slot.at_checkpoint = slot.n_before + slot.n_rows == stop && stop < n_prompt;
         for (int32_t pos = slot.n_before; pos < slot.n_before + slot.n_rows; ++pos) {
             batch.push_back({slot.tokens[static_cast<size_t>(pos)], pos, i, pos + 1 == n_prompt});
         }
@@ -71,7 +73,9 @@ void Engine::accept(Slot & slot) {
         const float * logits = target_->logits(first + static_cast<int32_t>(n_accepted));
         const int32_t token = job.sampler->sample(logits);
         if (job.request.n_probs >= 0) {
-            slot.logprobs.push_back(token_logprobs(logits, target_->n_vocab(), token, job.request.n_probs));
+            slot.logprobs.push_back(job.request.post_sampling
+                                        ? job.sampler->sampled_logprobs(job.request.n_probs)
+                                        : token_logprobs(logits, target_->n_vocab(), token, job.request.n_probs));
         }
         slot.emitted.push_back(token);
         slot.tokens.push_back(token);
@@ -181,6 +185,7 @@ void Engine::flush_features(const std::vector<int32_t> & indices) {
 void Engine::forget(Slot & slot, int32_t index) {
     try {
         target_->clear(index);
+        checkpoints_.cut(index, 0);
         slot.backlog.clear();
         if (drafter_) {
             drafter_->truncate(index, 0);
@@ -220,6 +225,7 @@ void Engine::run_round() {
     for (int32_t i = 0; i < n_slots(); ++i) {
         Slot & slot = slots_[static_cast<size_t>(i)];
         slot.row = -1;
+        slot.at_checkpoint = false;
         slot.n_rows = slot.n_kept = 0;
         slot.was_generating = slot.generating;
         slot.emitted.clear();
@@ -250,6 +256,11 @@ void Engine::run_round() {
             }
         }
         cut_and_commit(times);
+        for (int32_t i = 0; i < n_slots(); ++i) {
+            if (slots_[static_cast<size_t>(i)].at_checkpoint) {
+                keep_checkpoint(i);
+            }
+        }
     } catch (const std::exception & e) {
         for (int32_t i = 0; i < n_slots(); ++i) {
             Slot & slot = slots_[static_cast<size_t>(i)];

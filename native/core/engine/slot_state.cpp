@@ -22,6 +22,16 @@ std::vector<SlotInfo> Engine::slots() const {
     return out;
 }
 
+std::optional<Costs> Engine::costs() const {
+    const std::lock_guard<std::mutex> lock(step_mutex_);
+    return policy_ ? std::optional<Costs>({policy_->verify_costs(), policy_->draft_costs()}) : std::nullopt;
+}
+
+size_t Engine::checkpoint_bytes() const {
+    const std::lock_guard<std::mutex> lock(step_mutex_);
+    return checkpoints_.bytes();
+}
+
 Engine::Slot & Engine::idle_slot(int32_t index) {
     if (index < 0 || index >= n_slots()) {
         throw std::invalid_argument("no slot " + std::to_string(index) + ", the engine has " +
@@ -40,7 +50,6 @@ SlotState Engine::save_slot(int32_t index) {
     if (slot.tokens.empty()) {
         throw std::invalid_argument("slot " + std::to_string(index) + " is empty, there is nothing to save");
     }
-    flush_features({index});
     return {slot.tokens, target_->save_state(index), drafter_ ? drafter_->save(index) : ""};
 }
 
@@ -79,6 +88,7 @@ void Engine::erase_slot(int32_t index) {
 
 void Engine::erase(Slot & slot, int32_t index) {
     target_->clear(index);
+    checkpoints_.cut(index, 0);
     slot.backlog.clear();
     if (drafter_) {
         drafter_->truncate(index, 0);

@@ -12,6 +12,11 @@ struct CostPoint {
     double us;
 };
 
+struct Costs {
+    std::vector<CostPoint> verify;  // the target's decode by tokens
+    std::vector<CostPoint> draft;   // the drafter by blocks times draft length
+};
+
 class CostTable {
   public:
     // Points in rising order of n. Throws std::invalid_argument for none, or for one that is not positive.

@@ -121,7 +121,8 @@ Sampler::Sampler(const llama_model * model, int32_t n_ctx, const SamplingParams 
             throw std::invalid_argument("dry_sequence_breakers has an empty text");
         }
     }
-    argmax_ = p.temperature == 0.0f && bias.empty() && !penalizes && !dry && p.grammar.empty();
+    greedy_ = p.temperature == 0.0f;
+    argmax_ = greedy_ && bias.empty() && !penalizes && !dry && p.grammar.empty();
 
     if (!bias.empty()) {
         add(llama_sampler_init_logit_bias(n_vocab_, static_cast<int32_t>(bias.size()), bias.data()));
@@ -148,7 +149,7 @@ Sampler::Sampler(const llama_model * model, int32_t n_ctx, const SamplingParams 
             }
         }
     }
-    add(p.temperature == 0.0f ? llama_sampler_init_greedy() : llama_sampler_init_dist(p.seed));
+    add(greedy_ ? llama_sampler_init_greedy() : llama_sampler_init_dist(p.seed));
     if (!p.grammar.empty()) {
         check_grammar(p.grammar);
         grammar_.reset(llama_sampler_init_grammar(vocab, p.grammar.c_str(), "root"));
@@ -173,6 +174,7 @@ int32_t Sampler::sample(const float * logits) {
         for (int32_t i = 1; i < n_vocab_; ++i) {
             best = logits[i] > logits[best] ? i : best;
         }
+        last_ = best;
         return best;
     }
     candidates_.resize(static_cast<size_t>(n_vocab_));
@@ -190,11 +192,28 @@ int32_t Sampler::sample(const float * logits) {
         throw std::runtime_error("no token is left to sample: grammar, logit_bias and samplers have ruled out all");
     }
     const int32_t token = array.data[array.selected].id;
+    n_left_ = array.size;
+    last_ = token;
     if (grammar_) {
         llama_sampler_accept(grammar_.get(), token);
     }
     llama_sampler_accept(chain_.get(), token);
     return token;
+}
+
+TokenLogprobs Sampler::sampled_logprobs(int32_t n_top) const {
+    if (greedy_) {
+        return {0.0f, n_top > 0 ? std::vector<std::pair<int32_t, float>>{{last_, 0.0f}}
+                                : std::vector<std::pair<int32_t, float>>{}};
+    }
+    std::vector<float> logits(static_cast<size_t>(n_vocab_), -INFINITY);
+    for (size_t i = 0; i < n_left_; ++i) {
+        logits[static_cast<size_t>(candidates_[i].id)] = candidates_[i].logit;
+    }
+    TokenLogprobs out = token_logprobs(logits.data(), n_vocab_, last_, n_top);
+    const auto ruled_out = [](const std::pair<int32_t, float> & top) { return top.second == -INFINITY; };
+    out.top.erase(std::remove_if(out.top.begin(), out.top.end(), ruled_out), out.top.end());
+    return out;
 }
 
 }  // namespace dspine

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "llama-cpp.h"
+#include "target/logprobs.h"
 
 namespace dspine {
 
@@ -50,13 +51,19 @@ class Sampler {
     void accept_prompt(const std::vector<int32_t> & tokens);
     // Samples from logits [n_vocab] and advances: exactly one call per emitted token.
     int32_t sample(const float * logits);
+    // Of the last sample(): the distribution that it was drawn from, behind grammar and samplers. Tokens that these
+    // have ruled out are left out of the candidates, so there may be fewer than n_top.
+    TokenLogprobs sampled_logprobs(int32_t n_top) const;
 
   private:
     int32_t n_vocab_;
-    bool argmax_;  // nothing in the chain can change which logit is the largest
+    bool greedy_;  // temperature 0
+    bool argmax_;  // and nothing in the chain can change which logit is the largest
     llama_sampler_ptr grammar_;
     llama_sampler_ptr chain_;
     std::vector<llama_token_data> candidates_;
+    size_t n_left_ = 0;  // of the candidates, behind the last sample()
+    int32_t last_ = -1;  // the token of it
 };
 
 }  // namespace dspine

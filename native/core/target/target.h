@@ -81,6 +81,10 @@ class Target {
     // fit (ModelFormatError).
     std::string save_state(int32_t seq) const;
     void load_state(int32_t seq, const std::string & state, int32_t n);
+    // The part of it that cannot be cut back, nothing where all can. It is put back while the sequence still has the n
+    // positions that it was saved at, and cuts it back to these. Throws BackendError; the sequence is then empty.
+    std::string save_recurrent(int32_t seq) const;
+    void load_recurrent(int32_t seq, const std::string & state, int32_t n);
 
     std::vector<int32_t> tokenize(const std::string & text, bool add_special, bool parse_special) const;
     std::string piece(int32_t token, bool special) const;
