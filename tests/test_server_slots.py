@@ -165,4 +165,8 @@ def test_a_crowd_with_random_disconnects(server: RunningServer, tiny_pair: tuple
     engine = server.state.engine
     assert engine._events == {}
     assert engine._left == set()
-    assert [engine.cache_lengths(slot)[0] for slot in range(2)] == [engine.cache_lengths(slot)[1] for slot in range(2)]
+    for slot in range(2):  # a plain request leaves the drafter behind, and nothing lets it run ahead
+        target, drafter = engine.cache_lengths(slot)
+        assert 0 <= drafter <= target
+        server.post("/completion", prompt=PROMPT, n_predict=4, id_slot=slot)
+        assert engine.cache_lengths(slot)[0] == engine.cache_lengths(slot)[1] > 0

@@ -149,6 +149,10 @@ void bind_engine(py::module_ & m) {
         .def(py::init([](std::shared_ptr<Target> target, std::shared_ptr<DraftSource> drafter,
                          std::optional<int32_t> n_draft, const Points & verify_costs, const Points & draft_costs,
                          size_t checkpoint_bytes) {
+                 if (n_draft && *n_draft < 0) {  // the core's word for the automatic length
+                     throw std::invalid_argument("n_draft = " + std::to_string(*n_draft) +
+                                                 ", expected at least 0, or None");
+                 }
                  const py::gil_scoped_release release;
                  return std::make_unique<Engine>(std::move(target), std::move(drafter),
                                                  EngineOptions{n_draft.value_or(AUTO_DRAFT), to_costs(verify_costs),
