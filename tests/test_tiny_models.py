@@ -5,59 +5,57 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import pytest
 from conftest import DrafterFactory, TargetFactory
 from reference import ReferenceDrafter
 from tiny_models import ARCHITECTURES, write_tiny_target
 
+from dspine_local import Engine, SamplingOptions, _native
+
+GREEDY = SamplingOptions(temperature=0)
 TEXT = "Hello, the world! 你好 😀🎉 ünd 3.14\n"
 
 
-def load(path: Path) -> Any:
-    return llama_cpp.Llama(str(path), n_ctx=256, verbose=False, logits_all=True)
+def open_engine(path: Path) -> Engine:
+    return Engine(path, n_ctx=256, n_threads=1)
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("qtype", ["f32", "q8_0"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_greedy_text_wanders(tiny_target: TargetFactory, arch: str, qtype: str, tied: bool) -> None:
-    target = tiny_target(arch, qtype, tied=tied)
-    model = load(target.path)
-    tokens = model.tokenize(TEXT.encode())
-    assert model.detokenize(tokens).decode() == TEXT
-    model.eval(tokens)
+    tiny = tiny_target(arch, qtype, tied=tied)
+    target = _native.Target(str(tiny.path), n_ctx=256, n_threads=1)
+    tokens = target.tokenize(TEXT)
+    assert b"".join(map(target.piece, tokens)).decode() == TEXT
+    logits = target.decode(0, tokens)[0]
     written, margins = [], []
     for _ in range(64):
-        second, first = np.sort(model.scores[model.n_tokens - 1])[-2:]
+        second, first = np.sort(logits)[-2:]
         margins.append(first - second)
-        written.append(int(model.scores[model.n_tokens - 1].argmax()))
-        model.eval([written[-1]])
+        written.append(int(logits.argmax()))
+        logits = target.decode(0, [written[-1]])[0]
     assert len(set(written)) > 15
     assert np.mean(np.array(margins) > 1e-2) > 0.9
-    assert max(written) < target.token_id("<|endoftext|>")
-    model.close()
+    assert max(written) < tiny.token_id("<|endoftext|>")
 
 
 def test_special_tokens(tiny_target: TargetFactory) -> None:
-    target = tiny_target("qwen3")
-    model = load(target.path)
-    assert model.token_eos() == target.eos_id
-    tokens = model.tokenize(b"<|im_start|>user\nhi<|im_end|><|mask|>", special=True)
-    assert tokens[0] == target.token_id("<|im_start|>")
-    assert tokens[-2:] == [target.eos_id, target.mask_id]
-    answer = model.create_chat_completion([{"role": "user", "content": "hi"}], max_tokens=8, temperature=0.0)
-    assert answer["choices"][0]["message"]["content"]
-    model.close()
+    tiny = tiny_target("qwen3")
+    engine = open_engine(tiny.path)
+    assert engine.target.eos_token == tiny.eos_id
+    tokens = engine.target.tokenize("<|im_start|>user\nhi<|im_end|><|mask|>", parse_special=True)
+    assert tokens[0] == tiny.token_id("<|im_start|>")
+    assert tokens[-2:] == [tiny.eos_id, tiny.mask_id]
+    assert engine.chat([{"role": "user", "content": "hi"}], max_tokens=8, sampling=GREEDY).read()
 
 
 def test_the_end_token_can_be_made_likely(tmp_path: Path) -> None:
-    target = write_tiny_target(tmp_path / "ends.gguf", "llama", special_gain=2.0)
-    model = load(target.path)
-    answer = model.create_completion("Hello", max_tokens=200, temperature=0.0)
-    assert answer["choices"][0]["finish_reason"] == "stop"
-    model.close()
+    tiny = write_tiny_target(tmp_path / "ends.gguf", "llama", special_gain=2.0)
+    answer = open_engine(tiny.path).generate("Hello", max_tokens=200, sampling=GREEDY)
+    answer.read()
+    assert answer.finish_reason == "stop"
 
 
 def test_the_same_seed_gives_the_same_file(tmp_path: Path) -> None:
