@@ -16,9 +16,10 @@ def check_plot(path: Path) -> Path:
         FileNotFoundError: No such folder.
         ValueError: matplotlib is not installed, or the path is something else than a regular file.
     """
+    out = output_path(path, overwrite=True)
     if find_spec("matplotlib") is None:
         raise ValueError("--plot needs matplotlib: pip install 'dspine-local[train]'")
-    return output_path(path, overwrite=True)
+    return out
 
 
 def plot_report(report: EvaluationReport, path: Path) -> None:
