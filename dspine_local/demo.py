@@ -14,7 +14,7 @@ from dspine_local.engine import Engine
 from dspine_local.options import GREEDY
 from dspine_local.stats import GenerationStats
 
-DRAFTER = "smollm2-135m-dspine-trial"
+DRAFTER = "smollm2-135m-dspine"
 TARGET = "SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPTS = (
     "Write a Python function that returns the sum of the squares of a list.",

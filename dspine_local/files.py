@@ -99,7 +99,10 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` make a temporary file, then rename it to ``path``: a killed process leaves no half file there."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        partial.touch()
+        mode = stat.S_IMODE(partial.stat().st_mode)  # what the user's files have: safetensors makes private ones
         write(partial)
+        partial.chmod(mode)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(path)

@@ -132,7 +132,7 @@ def trained_drafter(smollm2: SmolFactory, tmp_path_factory: pytest.TempPathFacto
     from dspine_local.convert import convert_checkpoint
 
     file = tmp_path_factory.mktemp("trained") / "drafter.gguf"
-    convert_checkpoint(CHECKOUT / "models" / "smollm2-135m-dspine-trial", file, outtype="q8_0", target=smollm2("q8_0"))
+    convert_checkpoint(CHECKOUT / "models" / "smollm2-135m-dspine", file, outtype="q8_0", target=smollm2("q8_0"))
     return file
 
 

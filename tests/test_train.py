@@ -149,7 +149,8 @@ def test_loss_falls(prepared: PipelineOptions, kind: str) -> None:
     assert acceptance.length >= 1
     found = losses(options)
     assert found[-1] < found[0] - 0.5
-    assert (checkpoint_folder(options) / "model.safetensors").is_file()
+    weights, config = (checkpoint_folder(options) / name for name in ("model.safetensors", "config.json"))
+    assert weights.stat().st_mode == config.stat().st_mode  # others may read it
 
 
 def test_resumed_equals_uninterrupted(prepared: PipelineOptions) -> None:
