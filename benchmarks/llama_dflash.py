@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from common import silence_llama
 
+from dspine_local import _native
 from dspine_local.convert.schema import ARCHITECTURE
 
 TOP_K = 10  # of llama.cpp's draft sampler
@@ -150,7 +151,9 @@ class LlamaDflash:
 
 
 def load_model(path: Path) -> Any:
-    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), llama_cpp.llama_model_default_params())
+    params = llama_cpp.llama_model_default_params()
+    params.use_extra_bufts = _native.cpu_layouts_work()  # as our own target is loaded
+    model = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
         raise RuntimeError(f"llama.cpp could not load '{path}'")
     return model
