@@ -320,7 +320,9 @@ def make_optimizers(drafter: Drafter, options: TrainOptions) -> list[torch.optim
         {"params": decayed, "weight_decay": options.weight_decay, "peak": rate},
         {"params": others, "weight_decay": 0.0, "peak": rate},
     ]
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8)]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    ]
     if matrices:
         group = [{"params": matrices, "peak": rate}]
         optimizers.append(
