@@ -77,7 +77,7 @@ def write_gguf(
     try:
         writer = gguf.GGUFWriter(partial, architecture)
         for key, value in metadata:
-            _add(writer, key, value)
+            add_value(writer, key, value)
         for tensor in tensors:
             shape = tensor.planned.stored.shape
             writer.add_tensor_info(
@@ -136,7 +136,8 @@ def _check_values(rows: npt.NDArray[np.float32], first: int, stored: StoredTenso
     )
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Value) -> None:
+def add_value(writer: gguf.GGUFWriter, key: str, value: Value) -> None:
+    """Add one entry of the metadata, in the GGUF type of the value's Python type."""
     if isinstance(value, str):
         writer.add_string(key, value)
     elif isinstance(value, bool):

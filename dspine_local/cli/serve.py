@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspine_local.cli import EXIT_DONE
-from dspine_local.cli.arguments import add_model_arguments, add_sampling_arguments, engine_options, sampling_options
+from dspine_local.cli.arguments import (
+    add_model_arguments,
+    add_parallel_argument,
+    add_sampling_arguments,
+    engine_options,
+    sampling_options,
+)
 
 if TYPE_CHECKING:
     from dspine_local.server.config import ServerOptions
@@ -36,15 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     group.add_argument(
         "--port", metavar="PORT", type=int, default=8080, help="default: %(default)s; 0 takes a free one"
     )
-    group.add_argument(
-        "-np",
-        "--parallel",
-        dest="n_parallel",
-        metavar="N",
-        type=int,
-        default=1,
-        help="slots: requests at the same time; they share -c",
-    )
+    add_parallel_argument(group)
     group.add_argument("--api-key", metavar="KEY", action="append", default=[], help="ask for it; may be repeated")
     group.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with one key per line")
     group.add_argument(
