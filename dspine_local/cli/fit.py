@@ -79,6 +79,7 @@ def _report(args: argparse.Namespace, options: EngineOptions, files: PlannedFile
     from dspine_local.loading import longest_draft
     from dspine_local.planning.devices import memory_budgets
     from dspine_local.planning.fit import Planner
+    from dspine_local.planning.shapes import SHAPES
 
     n_draft = 0 if files.drafter is None else longest_draft(files.drafter, options.n_draft)
     planner = Planner(files, memory_budgets(args.vram, args.ram), n_draft)
@@ -93,6 +94,8 @@ def _report(args: argparse.Namespace, options: EngineOptions, files: PlannedFile
         print(json.dumps({**plan.to_json(), "largest_n_ctx": n_largest, "advice": changes}))
     else:
         _print(plan, n_largest, advice)
+        if args.model_shape is not None:
+            print(f"Shape: {SHAPES[args.model_shape.lower()].source}; its drafter's is assumed (docs/memory.md).")
     return EXIT_DONE if plan.fits else EXIT_FAILED
 
 

@@ -116,8 +116,8 @@ def _laid_out(files: PlannedFiles, options: EngineOptions, n_ctx: int, n_draft: 
 def _with_snapshots(files: PlannedFiles, options: EngineOptions, n_ctx: int, n_draft: int, bare: _LaidOut) -> Amounts:
     """The amounts with the recurrent state told apart from the KV cache, and its snapshots.
 
-    Every snapshot is one more state of every sequence. The compute buffer grows with them by at most one layer's state
-    each: the operation that makes a layer's snapshots returns them all.
+    Every snapshot is one more state of every sequence. The compute buffer grows with them by about one layer's states
+    each, which the operation that makes a layer's snapshots returns: an estimate, docs/memory.md says how good.
     """
     one = _laid_out(files, options, n_ctx, n_draft, 1).amounts
     state = _parts(one - bare.amounts, "target KV cache")

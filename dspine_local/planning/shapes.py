@@ -34,7 +34,7 @@ class DeltaShape:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A target's published config, and of its drafter what is known."""
+    """A target's published config, and where it was published."""
 
     arch: str
     n_layer: int

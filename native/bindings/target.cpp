@@ -60,11 +60,13 @@ void bind_target(py::module_ & m) {
         .def(py::init([](const std::string & path, int32_t n_ctx, int32_t n_seq, int32_t n_batch, int32_t n_ubatch,
                          int32_t n_rollback, int32_t n_gpu_layers, int32_t n_threads, int32_t n_threads_batch,
                          const std::string & flash_attn, const std::string & cache_type_k,
-                         const std::string & cache_type_v, bool use_mmap, bool hidden, bool planned, int32_t n_snapshots) {
+                         const std::string & cache_type_v, bool use_mmap, bool hidden, bool planned,
+                         int32_t n_snapshots) {
                  const py::gil_scoped_release release;
                  return std::make_shared<Target>(
                      path, TargetOptions{n_ctx, n_seq, n_batch, n_ubatch, n_rollback, n_gpu_layers, n_threads,
-                                         n_threads_batch, flash_attn, cache_type_k, cache_type_v, use_mmap, hidden, planned, n_snapshots});
+                                         n_threads_batch, flash_attn, cache_type_k, cache_type_v, use_mmap, hidden,
+                                         planned, n_snapshots});
              }),
              py::arg("path"), py::kw_only(), py::arg("n_ctx") = 4096, py::arg("n_seq") = 1, py::arg("n_batch") = 512,
              py::arg("n_ubatch") = 512, py::arg("n_rollback") = 0, py::arg("n_gpu_layers") = -1,

@@ -71,9 +71,8 @@ ggml_backend_buffer_ptr allocate(ggml_context * ctx, const Backend & backend, co
 }
 
 size_t allocated_bytes(ggml_context * ctx, ggml_backend_buffer_t buffer, const Backend & backend) {
-    return backend.planned
-               ? ggml_backend_alloc_ctx_tensors_from_buft_size(ctx, ggml_backend_buffer_get_type(buffer))
-               : ggml_backend_buffer_get_size(buffer);
+    return backend.planned ? ggml_backend_alloc_ctx_tensors_from_buft_size(ctx, ggml_backend_buffer_get_type(buffer))
+                           : ggml_backend_buffer_get_size(buffer);
 }
 
 }  // namespace dspine

@@ -125,7 +125,8 @@ void Drafter::need_weights() const {
 
 std::vector<MemoryUse> Drafter::memory() const {
     const std::string device = ggml_backend_dev_name(target_->device);
-    return {{device, "weights", weight_bytes()}, {device, "cache", cache_bytes()}, {device, "compute", compute_bytes()}};
+    return {
+        {device, "weights", weight_bytes()}, {device, "cache", cache_bytes()}, {device, "compute", compute_bytes()}};
 }
 
 void Drafter::check_operations(ggml_cgraph * graph) const {

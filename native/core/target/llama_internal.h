@@ -1,5 +1,6 @@
 // Functions that the pinned llama.cpp exports without an installed header (its src/llama-ext.h and src/llama-model.h).
-// Included by target.cpp, target_memory.cpp and quant_types.cpp only; the version is pinned in pyproject.toml because of this file.
+// Included by target.cpp, target_memory.cpp and quant_types.cpp only; the version is pinned in pyproject.toml because
+// of this file.
 #pragma once
 
 #include <map>

@@ -19,13 +19,14 @@ std::vector<ggml_type> quantized_types(const ModelShape & model, const std::vect
     }
     need_range("n_layer", model.n_layer, 1, 512);
     const LogScope log;
-    const llama_quant_model_desc desc = {model.arch.c_str(), model.n_embd, model.n_ff,     model.n_layer, model.n_head,
-                                         model.n_head_kv,    0,            model.head_dim, model.head_dim};
+    const llama_quant_model_desc desc = {model.arch.c_str(), model.n_embd,    model.n_ff, model.n_layer,
+                                         model.n_head,       model.n_head_kv, 0,          model.head_dim,
+                                         model.head_dim};
     const llama_model_ptr mock(llama_quant_model_from_metadata(&desc));
     llama_model_quantize_params params = llama_model_quantize_default_params();
     params.ftype = file_type;
-    const std::unique_ptr<quantize_state_impl, decltype(&llama_quant_free)> state(
-        llama_quant_init(mock.get(), &params), &llama_quant_free);
+    const std::unique_ptr<quantize_state_impl, decltype(&llama_quant_free)> state(llama_quant_init(mock.get(), &params),
+                                                                                  &llama_quant_free);
 
     const ggml_context_ptr ctx = make_context(tensors.size());
     std::vector<ggml_type> types(tensors.size(), GGML_TYPE_F32);
