@@ -137,7 +137,7 @@ def _check_values(rows: npt.NDArray[np.float32], first: int, stored: StoredTenso
 
 
 def add_key(writer: gguf.GGUFWriter, key: str, value: Value) -> None:
-    """Add a key of the type that its value has."""
+    """Add one entry of the metadata, in the GGUF type of the value's Python type."""
     if isinstance(value, str):
         writer.add_string(key, value)
     elif isinstance(value, bool):

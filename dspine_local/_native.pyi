@@ -53,6 +53,20 @@ def cpu_layouts_work() -> bool:
 def set_log_verbose(verbose: bool) -> None:
     """Pass llama.cpp's and ggml's log on to stderr."""
 
+MemoryUse = tuple[str, str, int]  # device, part (weights, cache, compute, output), bytes
+
+def devices() -> list[tuple[str, str, bool, int, int]]:
+    """Of every ggml device: name, description, whether it is a GPU, bytes free and in all."""
+
+def quantized_types(arch: str, shape: list[int], tensors: list[tuple[str, list[int]]], file_type: int) -> list[str]:
+    """The type that llama.cpp's quantizer gives each tensor of a model; f32 for those that it leaves alone.
+
+    Args:
+        shape: Layers, width, feed-forward width, heads, KV heads, head width.
+        tensors: Names and shapes, row length first.
+        file_type: A number of llama_ftype.
+    """
+
 class TargetTensors:
     """Token embedding and output matrix of a target, as a drafter borrows them."""
 
@@ -96,7 +110,12 @@ class Target:
         cache_type_v: str = "f16",
         use_mmap: bool = True,
         hidden: bool = False,
-    ) -> None: ...
+        planned: bool = False,
+        n_snapshots: int = -1,
+    ) -> None:
+        """``planned``: allocates nothing, for ``memory``; of a recurrent state ``n_snapshots`` are even so."""
+    def memory(self) -> list[MemoryUse]:
+        """Bytes allocated, or when planned those that would be, with the layers that are tapped now."""
     def tensors(self) -> TargetTensors: ...
     def is_end_of_generation(self, token: int) -> bool: ...
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]: ...
@@ -154,6 +173,8 @@ class Drafter(DraftSource):
         cache_type: str = "f16",
         order: str = "auto",
     ) -> None: ...
+    def memory(self) -> list[MemoryUse]:
+        """Bytes allocated, or beside a planned target those that would be."""
     def length(self, seq: int) -> int: ...
     def reusable(self, seq: int, n: int) -> int: ...
     def truncate(self, seq: int, n: int) -> None: ...

@@ -14,6 +14,8 @@ from dspine_local.costs import DraftCosts, draft_costs
 from dspine_local.errors import ModelFormatError, PairingError
 from dspine_local.files import StrPath, checked_path
 from dspine_local.options import EngineOptions
+from dspine_local.planning.load import fitting_context
+from dspine_local.planning.measure import PlannedFiles
 from dspine_local.slot_files import SlotIdentity, file_fingerprint
 
 _log = logging.getLogger(__name__)
@@ -38,10 +40,11 @@ def load_models(target: StrPath, drafter: StrPath | None, options: EngineOptions
             "this build of llama.cpp crashes with Intel AMX, which is therefore not used: it was compiled by GCC 12 or "
             "older; a newer compiler makes the CPU faster (docs/troubleshooting.md)"
         )
-    max_draft = 0 if drafter_path is None else _longest_draft(drafter_path, options.n_draft)
+    max_draft = 0 if drafter_path is None else longest_draft(drafter_path, options.n_draft)
+    n_ctx = fitting_context(PlannedFiles(target_path, drafter_path), options, max_draft)
     loaded = _native.Target(
         target_path,
-        n_ctx=options.n_ctx,
+        n_ctx=n_ctx,
         n_seq=options.n_parallel,
         n_batch=options.n_batch,
         n_ubatch=options.n_ubatch,
@@ -71,8 +74,15 @@ def load_models(target: StrPath, drafter: StrPath | None, options: EngineOptions
     return LoadedModels(loaded, loaded_drafter, max_draft, costs)
 
 
-def _longest_draft(path: str, wanted: int | None) -> int:
-    """The target's context must know it before the drafter can be loaded: read it from the drafter's header."""
+def longest_draft(path: str, wanted: int | None) -> int:
+    """Tokens of the longest draft: those wanted, or all of the drafter's block.
+
+    The target's context must know it before the drafter can be loaded, so its header is read.
+
+    Raises:
+        ModelFormatError: Not a drafter.
+        OptionError: More are wanted than a block has.
+    """
     header = _native.GgufFile(path)
     keys = set(header.keys())
     architecture = header.get(Key.ARCHITECTURE) if Key.ARCHITECTURE in keys else None

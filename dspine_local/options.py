@@ -38,7 +38,8 @@ class EngineOptions:
     """How the models are loaded.
 
     Args:
-        n_ctx: Positions of the KV cache, shared evenly by the slots. 0: as many per slot as the target was trained for.
+        n_ctx: Positions of the KV cache, shared evenly by the slots. 0: as many per slot as the target was trained for;
+            None: as many of these as fit into memory.
         n_parallel: Slots: requests that run at the same time.
         n_batch: Tokens of one decode call at most.
         n_ubatch: Tokens of one compute graph at most.
@@ -56,7 +57,7 @@ class EngineOptions:
             begin like earlier ones; all slots together, 0 is none.
     """
 
-    n_ctx: int = 4096
+    n_ctx: int | None = 4096
     n_parallel: int = 1
     n_batch: int = 512
     n_ubatch: int = 512
@@ -74,7 +75,6 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         for name, low, high in (
-            ("n_ctx", 0, INT32_MAX),
             ("n_parallel", 1, MAX_PARALLEL),
             ("n_batch", 1, INT32_MAX),
             ("n_ubatch", 1, INT32_MAX),
@@ -84,8 +84,9 @@ class EngineOptions:
             ("checkpoint_mib", 0, MAX_CHECKPOINT_MIB),
         ):
             need_integer(name, getattr(self, name), low, high)
-        if self.n_draft is not None:
-            need_integer("n_draft", self.n_draft, 0)
+        for name in ("n_ctx", "n_draft"):
+            if getattr(self, name) is not None:
+                need_integer(name, getattr(self, name), 0)
         need_choice("flash_attn", self.flash_attn, FLASH_ATTN)
         need_choice("cache_type_k", self.cache_type_k, CACHE_TYPES)
         need_choice("cache_type_v", self.cache_type_v, CACHE_TYPES)

@@ -266,7 +266,8 @@ def test_wrong_requests_are_named(engine: Engine) -> None:
 
 
 WRONG_OPTIONS: list[tuple[type, str, object]] = [
-    *((EngineOptions, name, value) for name in ("n_ctx", "n_batch", "n_threads") for value in (2**31, -1, 1.5, None)),
+    *((EngineOptions, name, value) for name in ("n_ctx", "n_batch", "n_threads") for value in (2**31, -1, 1.5)),
+    *((EngineOptions, name, None) for name in ("n_batch", "n_threads")),
     *((EngineOptions, name, True) for name in ("n_ctx", "n_parallel", "n_ubatch", "n_gpu_layers", "n_threads_batch")),
     *((EngineOptions, name, 513) for name in ("n_threads", "n_threads_batch", "n_parallel")),
     *((EngineOptions, name, "f64") for name in ("cache_type_k", "cache_type_v", "cache_type_drafter", "flash_attn")),

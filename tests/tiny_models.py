@@ -1,6 +1,7 @@
 """Tiny random target models: complete GGUF files that llama.cpp loads, tokenizes with and decodes.
 
-Three architectures: ``llama`` and ``qwen3`` (dense), ``qwen35`` (gated delta net, every fourth layer full attention).
+Four architectures: ``llama`` and ``qwen3`` (dense), ``qwen35`` (gated delta net, every fourth layer full attention),
+``qwen3moe`` (eight experts, two of them used).
 The weights are random, but scaled so that greedy text wanders and its top logits stand apart. Same logits however
 tokens are batched: q8_0 with flash attention and fewer than 64 tokens per ubatch (bit for bit), or f32 with flash
 attention off and an f32 cache (to 1e-4). Elsewhere these models turn rounding into differences of 1e-2 to 1.
@@ -20,7 +21,8 @@ from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 
 Array = npt.NDArray[Any]
 
-ARCHITECTURES = ("llama", "qwen3", "qwen35")
+ARCHITECTURES = ("llama", "qwen3", "qwen35", "qwen3moe")
+N_EXPERTS, N_EXPERTS_USED = 8, 2
 UNTAPPED = "smollm3"  # llama's tensors, but llama.cpp does not give its layers' inputs
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
 # Multi-byte pieces first: half a character is a token too, as in real vocabularies.
@@ -120,7 +122,7 @@ def write_tiny_target(
 
     Args:
         path: The ``.gguf`` file to write.
-        arch: llama, qwen3 or qwen35; smollm3 for a target that no drafter can tap.
+        arch: llama, qwen3, qwen35 or qwen3moe; smollm3 for a target that no drafter can tap.
         qtype: Stored type of the matrices, f32 or q8_0; norms, biases and convolutions stay float32.
         n_layer: Layers; 4, or 8 for qwen35, when None.
         tied: Leave out ``output.weight``, so that the token embedding serves as output matrix.
@@ -162,6 +164,10 @@ def write_tiny_target(
     signs = weights.rng.choice([-1.0, 1.0], n_embd)
     weights.vector("output_norm.weight", signs * (3.0 / math.sqrt(n_embd) if tied else 1.0))
     q_size, kv_size = n_head * head_dim, n_head_kv * head_dim
+    if arch == "qwen3moe":
+        writer.add_expert_count(N_EXPERTS)
+        writer.add_expert_used_count(N_EXPERTS_USED)
+        writer.add_expert_feed_forward_length(n_ff)
     if arch == "qwen35":
         delta = DeltaNet(n_value_heads=4, n_key_heads=2, state_size=32)
         delta.add_keys(writer, head_dim)
@@ -173,7 +179,7 @@ def write_tiny_target(
             delta.add_tensors(weights, blk, n_embd)
         else:
             # Sharp attention: the next token depends on the distant past, so greedy text does not cycle.
-            has_norms = arch in ("qwen3", "qwen35")
+            has_norms = arch in ("qwen3", "qwen35", "qwen3moe")
             sharp = 1.0 if has_norms else 2.0
             weights.matrix(blk + "attn_q", (2 if arch == "qwen35" else 1) * q_size, n_embd, gain=sharp)
             weights.matrix(blk + "attn_k", kv_size, n_embd, gain=sharp)
@@ -182,6 +188,12 @@ def write_tiny_target(
             if has_norms:
                 weights.norm(blk + "attn_q_norm.weight", head_dim, gain=2.0)
                 weights.norm(blk + "attn_k_norm.weight", head_dim, gain=2.0)
+        if arch == "qwen3moe":
+            weights.vector(blk + "ffn_gate_inp.weight", weights.rng.standard_normal((N_EXPERTS, n_embd)))
+            weights.experts(blk + "ffn_gate_exps", n_ff, n_embd)
+            weights.experts(blk + "ffn_up_exps", n_ff, n_embd)
+            weights.experts(blk + "ffn_down_exps", n_embd, n_ff, gain=2.0)
+            continue
         weights.matrix(blk + "ffn_gate", n_ff, n_embd)
         weights.matrix(blk + "ffn_up", n_ff, n_embd)
         weights.matrix(blk + "ffn_down", n_embd, n_ff, gain=2.0)
@@ -222,6 +234,12 @@ class RandomWeights:
             values *= row_gain
         data = gguf.quants.quantize(values, self.qtype)
         self.writer.add_tensor(name + ".weight", data, raw_dtype=self.qtype)
+
+    def experts(self, name: str, n_rows: int, n_cols: int, gain: float = 1.0) -> None:
+        """``name.weight`` [N_EXPERTS, n_rows, n_cols]."""
+        shape = (N_EXPERTS, n_rows, n_cols)
+        values = gain / math.sqrt(n_cols) * self.rng.standard_normal(shape, dtype=np.float32)
+        self.writer.add_tensor(name + ".weight", gguf.quants.quantize(values, self.qtype), raw_dtype=self.qtype)
 
     def vector(self, name: str, values: Array) -> None:
         self.writer.add_tensor(name, values.astype(np.float32))

@@ -20,7 +20,7 @@ EXIT_INTERRUPTED, EXIT_NO_READER = 130, 141
 # Nothing is wrong with the input when a disk is full or broken.
 SYSTEM_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
-COMMANDS = ("convert", "inspect", "parity", "generate", "chat", "serve", "demo", "train", "eval", "bench")
+COMMANDS = ("convert", "inspect", "parity", "generate", "chat", "serve", "demo", "train", "eval", "bench", "fit")
 
 
 def load_commands() -> None:

@@ -35,15 +35,29 @@ def add_threads_argument(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, *, draft_length: bool = True) -> None:
+def add_parallel_argument(parser: argparse._ActionsContainer) -> None:
+    """The number of slots."""
+    parser.add_argument(
+        "-np",
+        "--parallel",
+        dest="n_parallel",
+        metavar="N",
+        type=int,
+        default=1,
+        help="slots: requests at the same time; they share -c",
+    )
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, *, draft_length: bool = True, need_model: bool = True) -> None:
     """Target, drafter and how they are loaded.
 
     Args:
         draft_length: Whether there is ``--n-draft``; without it the length is chosen automatically.
+        need_model: Whether ``-m`` must be given.
     """
     defaults = EngineOptions()
     group = parser.add_argument_group("models")
-    group.add_argument("-m", "--model", metavar="TARGET.gguf", required=True, help="the target")
+    group.add_argument("-m", "--model", metavar="TARGET.gguf", required=need_model, help="the target")
     group.add_argument(
         "-md",
         "--model-draft",
@@ -65,9 +79,10 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, draft_length: bool =
         "--ctx-size",
         dest="n_ctx",
         metavar="N",
-        type=int,
+        type=_positions,
         default=defaults.n_ctx,
-        help="positions for prompt and answer (default: %(default)s); 0 is what the target was trained for",
+        help="positions for prompt and answer (default: %(default)s); 0 is what the target was trained for, 'auto' as "
+        "many of these as fit into memory",
     )
     for short, long, name, text in (
         ("-b", "--batch-size", "n_batch", "tokens of one decode at most"),
@@ -258,6 +273,10 @@ def _names(text: str) -> tuple[str, ...]:
 def _threads(text: str) -> int:
     """llama.cpp takes -1 for its own choice, too."""
     return 0 if text == "-1" else _integer(text, "a number of threads")
+
+
+def _positions(text: str) -> int | None:
+    return None if text == "auto" else _integer(text, "a number of positions, or 'auto'")
 
 
 def _layers(text: str) -> int:

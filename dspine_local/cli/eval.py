@@ -62,8 +62,9 @@ def run(args: argparse.Namespace) -> int:
     if args.limit is not None:
         need_integer("limit", args.limit, 1)
     options = replace(engine_options(args), n_parallel=args.n_parallel)
-    need_integer("n_ctx", args.n_ctx, 0, INT32_MAX // args.n_parallel)
-    options = replace(options, n_ctx=args.n_ctx * args.n_parallel)
+    if args.n_ctx is not None:
+        need_integer("n_ctx", args.n_ctx, 0, INT32_MAX // args.n_parallel)
+        options = replace(options, n_ctx=args.n_ctx * args.n_parallel)
     if args.plot is not None:
         check_plot(args.plot)
     prompts = load_prompts(args.prompts, limit=args.limit)

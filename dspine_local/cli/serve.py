@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspine_local.cli import EXIT_DONE
-from dspine_local.cli.arguments import add_model_arguments, add_sampling_arguments, engine_options, sampling_options
+from dspine_local.cli.arguments import (
+    add_model_arguments,
+    add_parallel_argument,
+    add_sampling_arguments,
+    engine_options,
+    sampling_options,
+)
 from dspine_local.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -37,15 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     group.add_argument(
         "--port", metavar="PORT", type=int, default=8080, help="default: %(default)s; 0 takes a free one"
     )
-    group.add_argument(
-        "-np",
-        "--parallel",
-        dest="n_parallel",
-        metavar="N",
-        type=int,
-        default=1,
-        help="slots: requests at the same time; they share -c",
-    )
+    add_parallel_argument(group)
     group.add_argument(
         "--checkpoint-mib",
         metavar="MIB",

@@ -7,7 +7,10 @@
 
 #include <algorithm>
 #include <string>
+#include <tuple>
 #include <vector>
+
+#include "base/backend.h"
 
 namespace dspine {
 
@@ -26,6 +29,15 @@ py::array_t<T> to_array(const std::vector<T> & values, std::vector<py::ssize_t> 
 inline py::str to_text(const std::string & text) {
     return py::reinterpret_steal<py::str>(
         PyUnicode_DecodeUTF8(text.data(), static_cast<py::ssize_t>(text.size()), "replace"));
+}
+
+// Tuples of device, purpose and bytes.
+inline std::vector<std::tuple<std::string, std::string, size_t>> to_tuples(const std::vector<MemoryUse> & uses) {
+    std::vector<std::tuple<std::string, std::string, size_t>> out;
+    for (const MemoryUse & use : uses) {
+        out.emplace_back(use.device, use.part, use.n_bytes);
+    }
+    return out;
 }
 
 // Throws std::invalid_argument unless the array has this shape; -1 is any.

@@ -70,6 +70,7 @@ void bind_drafter(py::module_ & m) {
         .def_property_readonly("weight_bytes", &Drafter::weight_bytes)
         .def_property_readonly("cache_bytes", &Drafter::cache_bytes)
         .def_property_readonly("compute_bytes", &Drafter::compute_bytes)
+        .def("memory", [](const Drafter & d) { return to_tuples(d.memory()); })
         .def("length", &Drafter::length, py::arg("seq"))
         .def("reusable", &Drafter::reusable, py::arg("seq"), py::arg("n"))
         .def("truncate", &Drafter::truncate, py::arg("seq"), py::arg("n"))

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "bindings.h"
+#include "target/quant_types.h"
 
 namespace dspine {
 namespace {
@@ -21,21 +22,58 @@ py::array_t<float> rows(const Target & target, const float * data, py::ssize_t n
 }  // namespace
 
 void bind_target(py::module_ & m) {
+    m.def("devices", []() {
+        std::vector<std::tuple<std::string, std::string, bool, size_t, size_t>> all;
+        for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+            ggml_backend_dev_t device = ggml_backend_dev_get(i);
+            size_t n_free = 0;
+            size_t n_total = 0;
+            ggml_backend_dev_memory(device, &n_free, &n_total);
+            const auto type = ggml_backend_dev_type(device);
+            const bool computes = type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
+            all.emplace_back(ggml_backend_dev_name(device), ggml_backend_dev_description(device), computes, n_free,
+                             n_total);
+        }
+        return all;
+    });
+    m.def(
+        "quantized_types",
+        [](const std::string & arch, const std::vector<uint32_t> & shape,
+           const std::vector<std::pair<std::string, std::vector<int64_t>>> & tensors, int file_type) {
+            if (shape.size() != 6) {
+                throw std::invalid_argument("a shape has 6 numbers, got " + std::to_string(shape.size()));
+            }
+            std::vector<TensorShape> listed;
+            for (const auto & [name, ne] : tensors) {
+                listed.push_back({name, ne});
+            }
+            std::vector<std::string> names;
+            for (const ggml_type type :
+                 quantized_types({arch, shape[0], shape[1], shape[2], shape[3], shape[4], shape[5]}, listed,
+                                 static_cast<llama_ftype>(file_type))) {
+                names.emplace_back(ggml_type_name(type));
+            }
+            return names;
+        },
+        py::arg("arch"), py::arg("shape"), py::arg("tensors"), py::arg("file_type"));
     py::class_<Target, std::shared_ptr<Target>>(m, "Target")
         .def(py::init([](const std::string & path, int32_t n_ctx, int32_t n_seq, int32_t n_batch, int32_t n_ubatch,
                          int32_t n_rollback, int32_t n_gpu_layers, int32_t n_threads, int32_t n_threads_batch,
                          const std::string & flash_attn, const std::string & cache_type_k,
-                         const std::string & cache_type_v, bool use_mmap, bool hidden) {
+                         const std::string & cache_type_v, bool use_mmap, bool hidden, bool planned,
+                         int32_t n_snapshots) {
                  const py::gil_scoped_release release;
                  return std::make_shared<Target>(
                      path, TargetOptions{n_ctx, n_seq, n_batch, n_ubatch, n_rollback, n_gpu_layers, n_threads,
-                                         n_threads_batch, flash_attn, cache_type_k, cache_type_v, use_mmap, hidden});
+                                         n_threads_batch, flash_attn, cache_type_k, cache_type_v, use_mmap, hidden,
+                                         planned, n_snapshots});
              }),
              py::arg("path"), py::kw_only(), py::arg("n_ctx") = 4096, py::arg("n_seq") = 1, py::arg("n_batch") = 512,
              py::arg("n_ubatch") = 512, py::arg("n_rollback") = 0, py::arg("n_gpu_layers") = -1,
              py::arg("n_threads") = 0, py::arg("n_threads_batch") = 0, py::arg("flash_attn") = "auto",
              py::arg("cache_type_k") = "f16", py::arg("cache_type_v") = "f16", py::arg("use_mmap") = true,
-             py::arg("hidden") = false)
+             py::arg("hidden") = false, py::arg("planned") = false, py::arg("n_snapshots") = -1)
+        .def("memory", [](Target & t) { return to_tuples(t.memory()); })
         .def_property_readonly("path", &Target::path)
         .def_property_readonly("arch", &Target::arch)
         .def_property_readonly("description",

@@ -52,15 +52,27 @@ ggml_context_ptr make_context(size_t n_tensors) {
     return ctx;
 }
 
-ggml_backend_buffer_ptr allocate(ggml_context * ctx, ggml_backend_t backend, const std::string & what) {
-    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx, backend));
+ggml_backend_buffer_ptr allocate(ggml_context * ctx, const Backend & backend, const std::string & what) {
+    ggml_backend_buffer_type_t type = ggml_backend_get_default_buffer_type(backend.get());
+    if (backend.planned) {
+        ggml_backend_buffer_ptr empty(ggml_backend_buft_alloc_buffer(type, 0));
+        for (ggml_tensor * t = ggml_get_first_tensor(ctx); t != nullptr; t = ggml_get_next_tensor(ctx, t)) {
+            t->buffer = empty.get();  // graphs then take the tensor as allocated
+        }
+        return empty;
+    }
+    ggml_backend_buffer_ptr buffer(ggml_backend_alloc_ctx_tensors(ctx, backend.get()));
     if (!buffer) {
-        const size_t need =
-            ggml_backend_alloc_ctx_tensors_from_buft_size(ctx, ggml_backend_get_default_buffer_type(backend));
-        throw BackendError("device '" + std::string(ggml_backend_name(backend)) + "' has no room for " + what + " (" +
+        const size_t need = ggml_backend_alloc_ctx_tensors_from_buft_size(ctx, type);
+        throw BackendError("device '" + backend.name() + "' has no room for " + what + " (" +
                            std::to_string(need / (1024 * 1024) + 1) + " MiB)");
     }
     return buffer;
+}
+
+size_t allocated_bytes(ggml_context * ctx, ggml_backend_buffer_t buffer, const Backend & backend) {
+    return backend.planned ? ggml_backend_alloc_ctx_tensors_from_buft_size(ctx, ggml_backend_buffer_get_type(buffer))
+                           : ggml_backend_buffer_get_size(buffer);
 }
 
 }  // namespace dspine

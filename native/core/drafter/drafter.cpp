@@ -51,6 +51,7 @@ Drafter::Drafter(const std::string & path, std::shared_ptr<const TargetTensors> 
     config_ = DrafterConfig::read(file);
     check_pairing(path);
     backend_ = start_backend(target_->device, options.n_threads);
+    backend_.planned = target_->planned;
     order_ = parse_order(options.order, backend_.is_cpu);
     if (config_.injection && target_->output_rows == nullptr) {
         throw BackendError("the rows of the target's output matrix cannot be read on device '" + backend_.name() + "'");
@@ -60,10 +61,12 @@ Drafter::Drafter(const std::string & path, std::shared_ptr<const TargetTensors> 
 
     mask_ctx_ = make_context(1);
     mask_embd_ = ggml_new_tensor_1d(mask_ctx_.get(), GGML_TYPE_F32, config_.n_embd);
-    mask_buffer_ = allocate(mask_ctx_.get(), backend_.get(), "the mask embedding");
-    std::vector<float> mask(static_cast<size_t>(config_.n_embd));
-    RowReader(target_->token_embd).read(config_.mask_token, mask.data());
-    upload(mask_embd_, mask);
+    mask_buffer_ = allocate(mask_ctx_.get(), backend_, "the mask embedding");
+    if (!backend_.planned) {
+        std::vector<float> mask(static_cast<size_t>(config_.n_embd));
+        RowReader(target_->token_embd).read(config_.mask_token, mask.data());
+        upload(mask_embd_, mask);
+    }
 
     allocator_.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend_.get())));
     // The largest block once: unsupported operations and missing memory show now, and the buffer never grows later.
@@ -114,6 +117,18 @@ void Drafter::check_seq(int32_t seq) const {
     }
 }
 
+void Drafter::need_weights() const {
+    if (backend_.planned) {
+        throw std::invalid_argument("the drafter is only planned, beside a planned target: it has no weights");
+    }
+}
+
+std::vector<MemoryUse> Drafter::memory() const {
+    const std::string device = ggml_backend_dev_name(target_->device);
+    return {
+        {device, "weights", weight_bytes()}, {device, "cache", cache_bytes()}, {device, "compute", compute_bytes()}};
+}
+
 void Drafter::check_operations(ggml_cgraph * graph) const {
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
@@ -142,6 +157,12 @@ void Drafter::truncate(int32_t seq, int32_t n) {
 
 void Drafter::allocate_graph(ggml_cgraph * graph) {
     check_operations(graph);  // what a device can do may depend on a graph's shapes
+    if (backend_.planned) {
+        size_t n_bytes = 0;
+        ggml_gallocr_reserve_n_size(allocator_.get(), graph, nullptr, nullptr, &n_bytes);
+        planned_compute_ = std::max(planned_compute_, n_bytes);
+        return;
+    }
     // Graphs run one after another and share one buffer. Those kept ready point into it, and ggml frees it before it
     // makes a larger one: whether it grew or failed to, they are built again.
     const size_t before = compute_bytes();
@@ -163,6 +184,7 @@ void Drafter::compute(ggml_cgraph * graph, const char * what) {
 }
 
 void Drafter::commit(const std::vector<FeatureRows> & all) {
+    need_weights();
     for (const FeatureRows & rows : all) {
         check_seq(rows.seq);
         if (rows.taps.size() != config_.target_layers.size()) {

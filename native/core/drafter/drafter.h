@@ -35,9 +35,13 @@ class Drafter final : public DraftSource {
     const DrafterConfig & config() const { return config_; }
     TransitionOrder order() const { return order_; }
     std::string device() const { return backend_.name(); }
-    size_t weight_bytes() const { return weights_.n_bytes(); }
+    size_t weight_bytes() const { return weights_.n_bytes; }
     size_t cache_bytes() const { return cache_->n_bytes(); }
-    size_t compute_bytes() const { return ggml_gallocr_get_buffer_size(allocator_.get(), 0); }
+    size_t compute_bytes() const {
+        return backend_.planned ? planned_compute_ : ggml_gallocr_get_buffer_size(allocator_.get(), 0);
+    }
+    // What it has, or, beside a planned target, would have allocated.
+    std::vector<MemoryUse> memory() const;
 
     int32_t max_draft() const override { return config_.max_draft(); }
     int32_t n_seq() const override { return cache_->n_seq(); }
@@ -59,6 +63,7 @@ class Drafter final : public DraftSource {
   private:
     void check_pairing(const std::string & path) const;
     void check_seq(int32_t seq) const;
+    void need_weights() const;
     void check_operations(ggml_cgraph * graph) const;
     void commit_chunk(const FeatureRows & rows, int32_t first, int32_t n);
     DraftShape shape_for(const std::vector<BlockRequest> & blocks, int32_t n_draft, bool trace) const;
@@ -78,6 +83,7 @@ class Drafter final : public DraftSource {
     ggml_context_ptr mask_ctx_;
     ggml_tensor * mask_embd_ = nullptr;  // F32 [D], the mask token's embedding
     ggml_gallocr_ptr allocator_;
+    size_t planned_compute_ = 0;
     std::vector<std::pair<int64_t, CommitGraph>> commit_graphs_;  // by number of rows, most recent last
     std::vector<DraftGraph> draft_graphs_;                        // most recent last
 };

@@ -45,7 +45,8 @@ DrafterCache::DrafterCache(const DrafterConfig & c, const Backend & backend, int
         k_.push_back(ggml_new_tensor_2d(ctx_.get(), type, c.n_embd_kv(), n_rows));
         v_.push_back(ggml_new_tensor_2d(ctx_.get(), type, c.n_embd_kv(), n_rows));
     }
-    buffer_ = allocate(ctx_.get(), backend.get(), "the drafter's cache");
+    buffer_ = allocate(ctx_.get(), backend, "the drafter's cache");
+    n_bytes_ = allocated_bytes(ctx_.get(), buffer_.get(), backend);
     ggml_backend_buffer_clear(buffer_.get(), 0);  // hidden cells are multiplied by zero: they must be finite
 }
 

@@ -29,7 +29,7 @@ class DrafterCache {
 
     int32_t n_seq() const { return static_cast<int32_t>(seqs_.size()); }
     int32_t n_ctx() const { return n_ctx_; }
-    size_t n_bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
+    size_t n_bytes() const { return n_bytes_; }
     int32_t length(int32_t seq) const { return seqs_[static_cast<size_t>(seq)].length; }
 
     // Row of k(il) and v(il) that holds a position.
@@ -71,6 +71,7 @@ class DrafterCache {
     int64_t n_cells_[N_LAYER_KINDS] = {0, 0};
     std::vector<Sequence> seqs_;
     ggml_backend_buffer_ptr buffer_;
+    size_t n_bytes_ = 0;
     ggml_context_ptr ctx_;
     std::vector<ggml_tensor *> k_;
     std::vector<ggml_tensor *> v_;

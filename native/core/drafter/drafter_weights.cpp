@@ -154,9 +154,12 @@ DrafterWeights load_weights(const GgufFile & file, const DrafterConfig & c, cons
     }
     load.refuse_others();
 
-    w.buffer = allocate(w.ctx.get(), backend.get(), "the drafter's weights");
+    w.buffer = allocate(w.ctx.get(), backend, "the drafter's weights");
+    w.n_bytes = allocated_bytes(w.ctx.get(), w.buffer.get(), backend);
     ggml_backend_buffer_set_usage(w.buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    load.fill();
+    if (!backend.planned) {
+        load.fill();
+    }
     return w;
 }
 

@@ -33,8 +33,7 @@ struct DrafterWeights {
     ggml_tensor * inject_bias = nullptr;    // b [m] F32
     ggml_tensor * codes = nullptr;          // [r, V]
     std::vector<DrafterLayer> layers;
-
-    size_t n_bytes() const { return ggml_backend_buffer_get_size(buffer.get()); }
+    size_t n_bytes = 0;  // on the device
 };
 
 // Throws ModelFormatError for missing, extra, wrong-shaped or wrong-typed tensors, BackendError when they do not fit.

@@ -47,6 +47,7 @@ void check_options(const TargetOptions & o) {
     need_range("n_batch", o.n_batch, 1, MAX_BATCH);
     need_range("n_ubatch", o.n_ubatch, 1, MAX_BATCH);
     need_range("n_rollback", o.n_rollback, 0, MAX_ROLLBACK);
+    need_range("n_snapshots", o.n_snapshots, -1, o.planned ? MAX_ROLLBACK : -1);
     need_range("n_threads", o.n_threads, 0, MAX_THREADS);
     need_range("n_threads_batch", o.n_threads_batch, 0, MAX_THREADS);
     if (o.n_ctx > 0 && o.n_ctx / o.n_seq < 2) {
@@ -93,7 +94,8 @@ Target::Target(const std::string & path, const TargetOptions & options) : path_(
     const LogScope log;
     llama_model_params model_params = llama_model_default_params();
     model_params.n_gpu_layers = options_.n_gpu_layers;
-    model_params.load_mode = options_.use_mmap ? LLAMA_LOAD_MODE_AUTO : LLAMA_LOAD_MODE_NONE;
+    model_params.load_mode = options_.use_mmap && !options_.planned ? LLAMA_LOAD_MODE_AUTO : LLAMA_LOAD_MODE_NONE;
+    model_params.no_alloc = options_.planned;
     model_params.use_extra_bufts = cpu_layouts_work();
     const AbortGuard guard;  // llama.cpp asserts some of what the file says
     model_.reset(llama_model_load_from_file(path.c_str(), model_params), llama_model_deleter());
@@ -117,7 +119,8 @@ Target::Target(const std::string & path, const TargetOptions & options) : path_(
     params.n_seq_max = static_cast<uint32_t>(options_.n_seq);
     params.kv_unified = false;
     params.swa_full = true;  // a pruned window could not be cut back
-    params.n_rs_seq = recurrent_ ? static_cast<uint32_t>(options_.n_rollback) : 0;
+    const int32_t n_snapshots = options_.n_snapshots < 0 ? options_.n_rollback : options_.n_snapshots;
+    params.n_rs_seq = recurrent_ ? static_cast<uint32_t>(n_snapshots) : 0;
     options_.n_batch = std::max(options_.n_batch, options_.n_seq * (options_.n_rollback + 1));
     options_.n_ubatch = std::max(options_.n_ubatch, options_.n_rollback + UBATCH_TAIL);
     params.n_batch = static_cast<uint32_t>(options_.n_batch);
@@ -148,6 +151,7 @@ void Target::load_tensors() {
     tensors_->n_layer = llama_model_n_layer(model_.get());
     tensors_->n_embd = llama_model_n_embd(model_.get());
     tensors_->n_vocab = n_vocab();
+    tensors_->planned = options_.planned;
     ggml_tensor * output = nullptr;
     ggml_tensor * tied = nullptr;  // the copy of a tied embedding that llama.cpp multiplies with
     for (const auto & [name, tensor] : llama_internal_get_tensor_map(model_.get())) {
@@ -211,6 +215,9 @@ void Target::need_rollback(int32_t n) const {
 }
 
 void Target::check_batch(const std::vector<BatchToken> & batch) const {
+    if (options_.planned) {
+        throw std::invalid_argument("the target is only planned: it has no weights");
+    }
     if (batch.empty() || batch.size() > static_cast<size_t>(options_.n_batch)) {
         throw std::invalid_argument("a batch of " + std::to_string(batch.size()) + " tokens, expected 1 to " +
                                     std::to_string(options_.n_batch));

@@ -25,7 +25,10 @@ struct TargetOptions {
     std::string cache_type_k = "f16";
     std::string cache_type_v = "f16";
     bool use_mmap = true;
-    bool hidden = false;  // keep every row's final hidden state; every row is then an output
+    bool hidden = false;   // keep every row's final hidden state; every row is then an output
+    bool planned = false;  // allocate nothing, to ask for `memory` only
+    // When planned: snapshots of a recurrent state, -1 is as many as n_rollback. llama.cpp allocates these even then.
+    int32_t n_snapshots = -1;
 };
 
 struct BatchToken {
@@ -51,6 +54,10 @@ class Target {
     int32_t n_threads() const { return options_.n_threads; }
     int32_t n_rollback() const { return options_.n_rollback; }
     bool is_recurrent() const { return recurrent_; }
+
+    // target_memory.cpp. What it has, or when planned would have, allocated; with the layers that are tapped now.
+    // Throws BackendError when a device has no room.
+    std::vector<MemoryUse> memory();
 
     // The matrices that a drafter shares. Throws BackendError when this build of llama.cpp hides them.
     std::shared_ptr<const TargetTensors> tensors() const { return tensors_; }

@@ -35,6 +35,7 @@ struct TargetTensors {
     ggml_tensor * output = nullptr;             // [D, V], on `device`
     const ggml_tensor * output_rows = nullptr;  // the same values in a layout whose rows can be read, or nullptr
     ggml_backend_dev_t device = nullptr;
+    bool planned = false;  // no matrix has data
 
     std::vector<std::shared_ptr<const void>> owners;  // keep the model alive as long as a drafter borrows from it
     ggml_backend_buffer_ptr owned_buffer;
