@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from dspine_local._native import StepEvent, TokenLogprobs
+from dspine_local._native import RequestStats, StepEvent, TokenLogprobs
 from dspine_local.errors import BackendError
 from dspine_local.options import GenerationOptions
 from dspine_local.stats import GenerationStats
@@ -55,7 +55,15 @@ class Generation(Iterator[str]):
         self.logprobs: list[TokenLogprobs] = []
         self.slot: int | None = None
         self.finish_reason: str | None = None
-        self.stats: GenerationStats | None = None
+        self._counters: RequestStats | None = None
+
+    @property
+    def stats(self) -> GenerationStats | None:
+        """Statistics so far; None before the first token."""
+        with self._state:
+            if self._counters is None:
+                return None
+            return replace(GenerationStats.from_native(self._counters), generated=len(self.tokens))
 
     @property
     def stop_text(self) -> str | None:
@@ -114,7 +122,7 @@ class Generation(Iterator[str]):
                 self._end("cancelled")
 
     def __del__(self) -> None:
-        if hasattr(self, "stats"):
+        if hasattr(self, "_counters"):
             self.close()
 
     def __enter__(self) -> Self:
@@ -136,16 +144,18 @@ class Generation(Iterator[str]):
             if event.finish_reason == "error":
                 self._end("error", finished=True)
                 raise BackendError(f"the request failed: {event.error}")
-            text, n_before = "", len(self.tokens)
-            for token in event.tokens:
-                self.tokens.append(token)
+            text, emitted = "", event.tokens
+            n_accepted = len(emitted) - 1
+            for n_used, token in enumerate(emitted, 1):
                 text += self._stream.feed(self._engine.tokenizer.piece(token))
                 if self._stream.stopped:
+                    del emitted[n_used:]
                     break
-            tokens = tuple(self.tokens[n_before:])
+            tokens = tuple(emitted)
+            self.tokens += tokens
             logprobs = tuple(event.logprobs[: len(tokens)])
-            self.logprobs.extend(logprobs)
-            self.stats = replace(GenerationStats.from_native(event.stats), generated=len(self.tokens))
+            self.logprobs += logprobs
+            self._counters = event.stats
             self.slot = event.slot
             if not self._stream.stopped and event.finish_reason is not None:
                 text += self._stream.finish()
@@ -155,7 +165,7 @@ class Generation(Iterator[str]):
                 self._end("stop", finished=event.finish_reason is not None)
             elif event.finish_reason is not None:
                 self._end(event.finish_reason, finished=True)
-            return Chunk(text, tokens, min(len(tokens), max(0, len(event.tokens) - 1)), logprobs)
+            return Chunk(text, tokens, min(len(tokens), max(0, n_accepted)), logprobs)
 
     def _end(self, reason: str, *, finished: bool = False) -> None:
         self.finish_reason = reason

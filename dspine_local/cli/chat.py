@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,12 +54,10 @@ def run(args: argparse.Namespace) -> int:
     while True:
         try:
             line = read()
-        except KeyboardInterrupt:  # nothing to stop: the line is given up
+            if line is None or (line.strip() and not _handle(session, line)):
+                return EXIT_DONE
+        except KeyboardInterrupt:  # no answer to stop: the line is given up
             continue
-        if line is None:
-            return EXIT_DONE
-        if line.strip() and not _handle(session, line):
-            return EXIT_DONE
 
 
 def _handle(session: ChatSession, line: str) -> bool:
@@ -83,12 +82,12 @@ def _print_answer(session: ChatSession, text: str) -> None:
     console = Console(highlight=False, soft_wrap=True)
     answer = session.answer(text)
     try:
-        for delta in answer:
-            console.print(delta.text, end="", markup=False, style="dim italic" if delta.kind == "reasoning" else None)
-    except KeyboardInterrupt:
+        with closing(answer):
+            for delta in answer:
+                style = "dim italic" if delta.kind == "reasoning" else None
+                console.print(delta.text, end="", markup=False, style=style)
+    except KeyboardInterrupt:  # also one that comes while the answer is closed
         console.print(" [stopped]", end="", markup=False, style="dim")
-    finally:
-        answer.close()
     console.print()
     if not sys.stdin.isatty():
         print(f"[{session.status()}]", file=sys.stderr)
