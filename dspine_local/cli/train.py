@@ -54,7 +54,7 @@ def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
         dest="n_tokens",
         metavar="N",
         type=int,
-        default=1_500_000,
+        default=800_000,
         help="answer tokens in all (default: %(default)s)",
     )
     group.add_argument("--max-prompt", metavar="N", type=int, default=160, help="default: %(default)s tokens")
@@ -84,13 +84,13 @@ def _add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
-    group.add_argument("--steps", dest="n_steps", metavar="N", type=int, default=10_000)
+    group.add_argument("--steps", dest="n_steps", metavar="N", type=int, default=5_000, help="default: %(default)s")
     group.add_argument(
         "--lr",
         dest="learning_rate",
         metavar="X",
         type=float,
-        default=1e-3,
+        default=3e-3,
         help="peak learning rate (default: %(default)s)",
     )
     group.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
@@ -98,7 +98,21 @@ def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
         "--sequences", dest="n_sequences", metavar="N", type=int, default=6, help="per step (default: %(default)s)"
     )
     group.add_argument(
-        "--anchors", dest="n_anchors", metavar="N", type=int, default=24, help="blocks of each (default: %(default)s)"
+        "--anchors", dest="n_anchors", metavar="N", type=int, default=32, help="blocks of each (default: %(default)s)"
+    )
+    group.add_argument(
+        "--decay",
+        metavar="X",
+        type=float,
+        default=2.5,
+        help="slot j weighs exp(-(j - 1) / X) in the loss (default: %(default)s)",
+    )
+    group.add_argument(
+        "--short-share",
+        metavar="X",
+        type=float,
+        default=0.75,
+        help="part of the steps with blocks of half the length, for causal drafters only (default: %(default)s)",
     )
     group.add_argument(
         "--live-features",
@@ -191,6 +205,8 @@ def _options(args: argparse.Namespace) -> PipelineOptions:
             optimizer=args.optimizer,
             n_sequences=args.n_sequences,
             n_anchors=args.n_anchors,
+            decay=args.decay,
+            short_share=args.short_share,
             eval_every=args.eval_every,
             from_target=not args.from_scratch,
             seed=args.seed,

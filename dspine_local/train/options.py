@@ -13,7 +13,7 @@ OPTIMIZERS = ("adamw", "muon")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """How a drafter is trained.
+    """How a drafter is trained. The defaults are what the shipped drafter was trained with.
 
     Args:
         n_steps: Optimizer steps.
@@ -30,16 +30,16 @@ class TrainOptions:
         n_held_out: Held-out greedy answers that it is measured on.
     """
 
-    n_steps: int = 10000
+    n_steps: int = 5000
     n_sequences: int = 6
-    n_anchors: int = 24
-    learning_rate: float = 1e-3
+    n_anchors: int = 32
+    learning_rate: float = 3e-3
     warmup: int = 100
     weight_decay: float = 0.01
     max_norm: float = 1.0
     optimizer: str = "adamw"
-    decay: float = 4.0
-    short_share: float = 0.0
+    decay: float = 2.5
+    short_share: float = 0.75
     average: float = 0.999
     replacement: float = 0.5
     l1_from: float = 0.6
