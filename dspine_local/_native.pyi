@@ -53,6 +53,18 @@ def cpu_layouts_work() -> bool:
 def set_log_verbose(verbose: bool) -> None:
     """Pass llama.cpp's and ggml's log on to stderr."""
 
+def add_rpc_server(endpoint: str) -> None:
+    """Make the devices of llama.cpp's ``rpc-server`` at host:port known. The process ends when none answers there.
+
+    Raises BackendError when this build has no RPC backend, or the server no device.
+    """
+
+def serve_rpc(endpoint: str, devices: list[str], n_threads: int = 0) -> None:
+    """Lend devices to other machines at host:port for as long as the process lives; returns only when it cannot.
+
+    Raises BackendError when this build has no RPC backend, ValueError for a device that does not exist.
+    """
+
 MemoryUse = tuple[str, str, int]  # device, part (weights, cache, compute, output), bytes
 
 def devices() -> list[tuple[str, str, bool, int, int]]:
@@ -112,6 +124,9 @@ class Target:
         hidden: bool = False,
         planned: bool = False,
         n_snapshots: int = -1,
+        devices: list[str] | None = None,
+        split_mode: str = "layer",
+        tensor_split: list[float] = [],
     ) -> None:
         """``planned``: allocates nothing, for ``memory``; of a recurrent state ``n_snapshots`` are even so."""
     def memory(self) -> list[MemoryUse]:
@@ -148,7 +163,7 @@ class DraftSource:
     max_draft: int
 
 class Drafter(DraftSource):
-    """A DSpine or DFlash drafter on the device of the target's output matrix."""
+    """A DSpine or DFlash drafter on one device; elsewhere than the target's output matrix, it has a copy of that."""
 
     block_size: int
     n_taps: int
@@ -172,6 +187,7 @@ class Drafter(DraftSource):
         n_threads: int = 0,
         cache_type: str = "f16",
         order: str = "auto",
+        device: str = "",
     ) -> None: ...
     def memory(self) -> list[MemoryUse]:
         """Bytes allocated, or beside a planned target those that would be."""

@@ -23,7 +23,7 @@ from dspine_local.machine import processor
 from dspine_local.options import EngineOptions
 
 SWEEP_S = 1.5  # seconds that measuring may take; slow models are measured at fewer lengths
-FORMAT = 1
+FORMAT = 2
 
 _log = logging.getLogger(__name__)
 
@@ -69,11 +69,15 @@ def _about(
         "drafter": _layout(paths[1]),
         "machine": [platform.node(), platform.machine(), processor(), os.cpu_count()],
         "device": drafter.device,
+        "devices": [device[:2] for device in _native.devices()],
         "order": drafter.order,
         "threads": target.n_threads,
         "slots": target.n_seq,
         "options": [
             options.n_gpu_layers,
+            options.devices,
+            options.split_mode,
+            options.tensor_split,
             options.flash_attn,
             options.cache_type_k,
             options.cache_type_v,

@@ -13,6 +13,7 @@ from dspine_local.convert.schema import ARCHITECTURE, Key
 from dspine_local.costs import DraftCosts, draft_costs
 from dspine_local.errors import ModelFormatError, PairingError
 from dspine_local.files import StrPath, checked_path
+from dspine_local.native_models import open_drafter, open_target
 from dspine_local.options import EngineOptions
 from dspine_local.planning.load import fitting_context
 from dspine_local.planning.measure import PlannedFiles
@@ -42,32 +43,10 @@ def load_models(target: StrPath, drafter: StrPath | None, options: EngineOptions
         )
     max_draft = 0 if drafter_path is None else longest_draft(drafter_path, options.n_draft)
     n_ctx = fitting_context(PlannedFiles(target_path, drafter_path), options, max_draft)
-    loaded = _native.Target(
-        target_path,
-        n_ctx=n_ctx,
-        n_seq=options.n_parallel,
-        n_batch=options.n_batch,
-        n_ubatch=options.n_ubatch,
-        n_rollback=max_draft,
-        n_gpu_layers=options.n_gpu_layers,
-        n_threads=options.n_threads,
-        n_threads_batch=options.n_threads_batch,
-        flash_attn=options.flash_attn,
-        cache_type_k=options.cache_type_k,
-        cache_type_v=options.cache_type_v,
-        use_mmap=options.use_mmap,
-    )
+    loaded = open_target(target_path, options, n_ctx=n_ctx, n_draft=max_draft)
     if drafter_path is None:
         return LoadedModels(loaded, None, 0, None)
-    loaded_drafter = _native.Drafter(
-        drafter_path,
-        loaded.tensors(),
-        n_seq=options.n_parallel,
-        n_ctx=loaded.n_ctx_seq,
-        n_threads=options.n_threads,
-        cache_type=options.cache_type_drafter,
-        order=options.transition_order,
-    )
+    loaded_drafter = open_drafter(drafter_path, loaded, options)
     _check_vocabulary(drafter_path, loaded_drafter, target_path)
     automatic = options.n_draft is None
     costs = draft_costs(loaded, loaded_drafter, (target_path, drafter_path), options) if automatic else None

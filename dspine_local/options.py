@@ -31,6 +31,7 @@ FLASH_ATTN = ("on", "off", "auto")
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 DRAFTER_CACHE_TYPES = ("f16", "f32", "q8_0")
 TRANSITION_ORDERS = ("auto", "path", "full")
+SPLIT_MODES = ("layer", "none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,12 @@ class EngineOptions:
         n_batch: Tokens of one decode call at most.
         n_ubatch: Tokens of one compute graph at most.
         n_gpu_layers: Layers of the target in device memory; -1 is all.
+        devices: Names of the devices for the target's layers (``dspine-local doctor`` lists them); empty is the CPU
+            alone, None all that llama.cpp would take.
+        split_mode: ``"layer"``: layers over all devices; ``"none"``: all on the first.
+        tensor_split: Shares of the devices, in their order; empty is in proportion to their free memory.
+        drafter_device: Name of the drafter's device; elsewhere than the target's output matrix, it has a copy of that.
+            None is where that matrix lies, or a device of this machine where it lies on another's.
         n_threads: CPU threads for single tokens and drafts, 512 at most; 0 is one per core.
         n_threads_batch: CPU threads for longer batches; 0 is the same as ``n_threads``.
         flash_attn: ``"on"``, ``"off"`` or ``"auto"``.
@@ -62,6 +69,10 @@ class EngineOptions:
     n_batch: int = 512
     n_ubatch: int = 512
     n_gpu_layers: int = -1
+    devices: Sequence[str] | None = None
+    split_mode: str = "layer"
+    tensor_split: Sequence[float] = ()
+    drafter_device: str | None = None
     n_threads: int = 0
     n_threads_batch: int = 0
     flash_attn: str = "auto"
@@ -93,6 +104,18 @@ class EngineOptions:
         need_choice("cache_type_drafter", self.cache_type_drafter, DRAFTER_CACHE_TYPES)
         need_choice("transition_order", self.transition_order, TRANSITION_ORDERS)
         need_flag("use_mmap", self.use_mmap)
+        need_choice("split_mode", self.split_mode, SPLIT_MODES)
+        if self.devices is not None:
+            names = tuple(need_collection("devices", self.devices, "names of devices"))
+            for name in names:
+                need_text("devices", name)
+            object.__setattr__(self, "devices", names)  # a tuple, so that options can be a key
+        shares = tuple(need_collection("tensor_split", self.tensor_split, "numbers"))
+        for share in shares:
+            need_number("tensor_split", share, 0.0)
+        object.__setattr__(self, "tensor_split", shares)
+        if self.drafter_device is not None:
+            need_text("drafter_device", self.drafter_device)
 
 
 @dataclass(frozen=True, kw_only=True)

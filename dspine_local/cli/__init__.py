@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from types import ModuleType
 from typing import NoReturn
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
@@ -20,13 +21,21 @@ EXIT_INTERRUPTED, EXIT_NO_READER = 130, 141
 # Nothing is wrong with the input when a disk is full or broken.
 SYSTEM_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
-COMMANDS = ("convert", "inspect", "parity", "generate", "chat", "serve", "demo", "train", "eval", "bench", "fit")
+COMMANDS = (
+    *("convert", "inspect", "parity", "generate", "chat", "serve", "demo", "train", "eval", "bench", "fit"),
+    *("rpc-server",),
+)
 
 
 def load_commands() -> None:
     """Import every command and what they need."""
-    for name in ("_native", *(f"cli.{name}" for name in COMMANDS)):
-        import_module(f"dspine_local.{name}")
+    import_module("dspine_local._native")
+    for name in COMMANDS:
+        _module(name)
+
+
+def _module(command: str) -> ModuleType:
+    return import_module(f"dspine_local.cli.{command.replace('-', '_')}")
 
 
 class Parser(argparse.ArgumentParser):
@@ -53,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show tracebacks and llama.cpp's log")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
-        import_module(f"dspine_local.cli.{name}").add_parser(subparsers)
+        _module(name).add_parser(subparsers)
     for subparser in subparsers.choices.values():
         subparser.set_defaults(flags=option_flags(subparser))
     return parser

@@ -10,7 +10,16 @@ import re
 from pathlib import Path
 
 from dspine_local.checks import check_encodable, decode_utf8
-from dspine_local.options import CACHE_TYPES, DRAFTER_CACHE_TYPES, FLASH_ATTN, SAMPLERS, EngineOptions, SamplingOptions
+from dspine_local.options import (
+    CACHE_TYPES,
+    DRAFTER_CACHE_TYPES,
+    FLASH_ATTN,
+    SAMPLERS,
+    SPLIT_MODES,
+    EngineOptions,
+    SamplingOptions,
+)
+from dspine_local.rpc import connect
 
 
 def option_flags(parser: argparse.ArgumentParser) -> dict[str, str]:
@@ -116,6 +125,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, draft_length: bool =
         default=defaults.n_gpu_layers,
         help="layers of the target in device memory; -1 or 'all' is all (default)",
     )
+    _add_device_arguments(group)
     group.add_argument(
         "-fa", "--flash-attn", choices=FLASH_ATTN, default=defaults.flash_attn, help="default: %(default)s"
     )
@@ -147,6 +157,45 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, draft_length: bool =
     group.add_argument("--no-mmap", action="store_true", help="read the target's file instead of mapping it")
 
 
+def _add_device_arguments(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        *("-dev", "--device"),
+        dest="devices",
+        metavar="NAMES",
+        type=_devices,
+        help="devices for the target's layers, separated by commas, or 'none' for the CPU alone (default: all; "
+        "`dspine-local doctor` lists them)",
+    )
+    group.add_argument(
+        *("-devd", "--device-draft", "--spec-draft-device", "--drafter-device"),
+        dest="drafter_device",
+        metavar="NAME",
+        type=lambda name: "CPU" if name == "none" else name,
+        help="the drafter's device (default: where the target's output matrix lies)",
+    )
+    group.add_argument(
+        *("-sm", "--split-mode"),
+        choices=SPLIT_MODES,
+        default=EngineOptions().split_mode,
+        help="layers over all devices, or none: all layers on the first (default: %(default)s)",
+    )
+    group.add_argument(
+        *("-ts", "--tensor-split"),
+        metavar="X,...",
+        type=_shares,
+        default=(),
+        help="shares of the devices, in their order (default: by free memory)",
+    )
+    group.add_argument(
+        "--rpc",
+        dest="rpc_servers",
+        metavar="HOST:PORT,...",
+        type=_names_by_comma,
+        default=(),
+        help="machines that run llama.cpp's rpc-server: their devices join this one's",
+    )
+
+
 def engine_options(args: argparse.Namespace) -> EngineOptions:
     """What ``add_model_arguments`` parsed.
 
@@ -158,7 +207,9 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
             f"--cache-type-k-draft {args.draft_k} and --cache-type-v-draft {args.draft_v}, expected the same: the "
             "drafter keeps keys and values in one type"
         )
+    connect(args.rpc_servers)
     names = (
+        *("devices", "split_mode", "tensor_split", "drafter_device"),
         *("n_ctx", "n_batch", "n_ubatch", "n_gpu_layers", "n_threads", "n_threads_batch", "n_draft"),
         *("flash_attn", "cache_type_k", "cache_type_v"),
     )
@@ -268,6 +319,22 @@ def given_text(name: str, text: str) -> str:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(";") if name.strip())
+
+
+def _names_by_comma(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _devices(text: str) -> tuple[str, ...]:
+    names = _names_by_comma(text)
+    return () if names == ("none",) else names
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(share) for share in re.split("[,/]", text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected numbers separated by commas, such as 3,1") from None
 
 
 def _threads(text: str) -> int:

@@ -19,6 +19,7 @@ from dspine_local.cli.arguments import (
     engine_options,
     sampling_options,
 )
+from dspine_local.cli.listen import listen
 from dspine_local.options import EngineOptions
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     models = replace(engine_options(args), n_parallel=args.n_parallel, checkpoint_mib=args.checkpoint_mib)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     app = create_app(lambda: Engine(args.model, args.model_draft, models), options)
-    with _listen(args.host, args.port) as listener:
+    with listen(args.host, args.port) as listener:
         host, port = listener.getsockname()[:2]
         logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
         if not options.loopback and not options.api_keys:
@@ -137,17 +138,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket, so that a port that is taken shows before models are loaded."""
-    if not 0 <= port <= 65535:
-        raise ValueError(f"port = {port}, expected 0 to 65535")
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise ValueError(f"host '{host}' is unknown: {error.strerror}") from error
-    try:
-        return socket.create_server((str(address[0]), port), family=family, backlog=128)
-    except OSError as error:
-        raise ValueError(f"cannot listen on {host}:{port}: {error.strerror}") from error

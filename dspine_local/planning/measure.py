@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from dspine_local import _native
 from dspine_local.convert.schema import Tensor
+from dspine_local.native_models import open_drafter, open_target
 from dspine_local.options import EngineOptions
 from dspine_local.planning.plan import PARTS, MemoryLine
 
@@ -73,33 +74,10 @@ class _LaidOut:
 
 
 def _laid_out(files: PlannedFiles, options: EngineOptions, n_ctx: int, n_draft: int, n_snapshots: int) -> _LaidOut:
-    target = _native.Target(
-        files.target,
-        n_ctx=n_ctx,
-        n_seq=options.n_parallel,
-        n_batch=options.n_batch,
-        n_ubatch=options.n_ubatch,
-        n_rollback=n_draft,
-        n_gpu_layers=options.n_gpu_layers,
-        n_threads=options.n_threads,
-        n_threads_batch=options.n_threads_batch,
-        flash_attn=options.flash_attn,
-        cache_type_k=options.cache_type_k,
-        cache_type_v=options.cache_type_v,
-        planned=True,
-        n_snapshots=n_snapshots,
-    )
+    target = open_target(files.target, options, n_ctx=n_ctx, n_draft=n_draft, planned=True, n_snapshots=n_snapshots)
     amounts: Amounts = Counter()
     if files.drafter is not None:
-        drafter = _native.Drafter(
-            files.drafter,
-            target.tensors(),
-            n_seq=options.n_parallel,
-            n_ctx=target.n_ctx_seq,
-            n_threads=options.n_threads,
-            cache_type=options.cache_type_drafter,
-            order=options.transition_order,
-        )
+        drafter = open_drafter(files.drafter, target, options)
         target.enable_taps(drafter.target_layers)
         codes = sum(t.n_bytes for t in _native.GgufFile(files.drafter).tensors() if t.name == Tensor.INJECT_CODES)
         for device, part, n_bytes in drafter.memory():

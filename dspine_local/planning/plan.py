@@ -16,6 +16,7 @@ PARTS = (
     "logits and taps",
     "drafter weights",
     "drafter codes",
+    "drafter output matrix",
     "drafter cache",
     "drafter compute",
     "reserve",

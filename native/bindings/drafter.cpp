@@ -51,13 +51,14 @@ void bind_drafter(py::module_ & m) {
         .def_readonly("probabilities", &Draft::probabilities);
     py::class_<Drafter, DraftSource, std::shared_ptr<Drafter>>(m, "Drafter")
         .def(py::init([](const std::string & path, std::shared_ptr<TargetTensors> target, int32_t n_seq, int32_t n_ctx,
-                         int n_threads, const std::string & cache_type, const std::string & order) {
+                         int n_threads, const std::string & cache_type, const std::string & order,
+                         const std::string & device) {
                  const py::gil_scoped_release release;
                  return std::make_shared<Drafter>(path, std::move(target),
-                                                  DrafterOptions{n_seq, n_ctx, n_threads, cache_type, order});
+                                                  DrafterOptions{n_seq, n_ctx, n_threads, cache_type, order, device});
              }),
              py::arg("path"), py::arg("target"), py::kw_only(), py::arg("n_seq") = 1, py::arg("n_ctx") = 4096,
-             py::arg("n_threads") = 0, py::arg("cache_type") = "f16", py::arg("order") = "auto")
+             py::arg("n_threads") = 0, py::arg("cache_type") = "f16", py::arg("order") = "auto", py::arg("device") = "")
         .def_property_readonly("block_size", [](const Drafter & d) { return d.config().block_size; })
         .def_property_readonly("n_taps", [](const Drafter & d) { return d.config().n_taps(); })
         .def_property_readonly("n_embd", [](const Drafter & d) { return d.config().n_embd; })

@@ -1,6 +1,7 @@
 #include "target/target.h"
 
 #include "base/check.h"
+#include "base/devices.h"
 #include "bindings.h"
 #include "target/quant_types.h"
 
@@ -36,6 +37,9 @@ void bind_target(py::module_ & m) {
         }
         return all;
     });
+    m.def("add_rpc_server", &add_rpc_server, py::arg("endpoint"), py::call_guard<py::gil_scoped_release>());
+    m.def("serve_rpc", &serve_rpc, py::arg("endpoint"), py::arg("devices"), py::arg("n_threads") = 0,
+          py::call_guard<py::gil_scoped_release>());
     m.def(
         "quantized_types",
         [](const std::string & arch, const std::vector<uint32_t> & shape,
@@ -61,18 +65,21 @@ void bind_target(py::module_ & m) {
                          int32_t n_rollback, int32_t n_gpu_layers, int32_t n_threads, int32_t n_threads_batch,
                          const std::string & flash_attn, const std::string & cache_type_k,
                          const std::string & cache_type_v, bool use_mmap, bool hidden, bool planned,
-                         int32_t n_snapshots) {
+                         int32_t n_snapshots, const std::optional<std::vector<std::string>> & devices,
+                         const std::string & split_mode, const std::vector<float> & tensor_split) {
                  const py::gil_scoped_release release;
                  return std::make_shared<Target>(
                      path, TargetOptions{n_ctx, n_seq, n_batch, n_ubatch, n_rollback, n_gpu_layers, n_threads,
                                          n_threads_batch, flash_attn, cache_type_k, cache_type_v, use_mmap, hidden,
-                                         planned, n_snapshots});
+                                         planned, n_snapshots, devices, split_mode, tensor_split});
              }),
              py::arg("path"), py::kw_only(), py::arg("n_ctx") = 4096, py::arg("n_seq") = 1, py::arg("n_batch") = 512,
              py::arg("n_ubatch") = 512, py::arg("n_rollback") = 0, py::arg("n_gpu_layers") = -1,
              py::arg("n_threads") = 0, py::arg("n_threads_batch") = 0, py::arg("flash_attn") = "auto",
              py::arg("cache_type_k") = "f16", py::arg("cache_type_v") = "f16", py::arg("use_mmap") = true,
-             py::arg("hidden") = false, py::arg("planned") = false, py::arg("n_snapshots") = -1)
+             py::arg("hidden") = false, py::arg("planned") = false, py::arg("n_snapshots") = -1,
+             py::arg("devices") = py::none(), py::arg("split_mode") = "layer",
+             py::arg("tensor_split") = std::vector<float>())
         .def("memory", [](Target & t) { return to_tuples(t.memory()); })
         .def_property_readonly("path", &Target::path)
         .def_property_readonly("arch", &Target::arch)

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/devices.h"
 #include "base/errors.h"
 #include "gguf/quantize.h"
 
@@ -50,13 +51,15 @@ Drafter::Drafter(const std::string & path, std::shared_ptr<const TargetTensors> 
     const GgufFile file(path);
     config_ = DrafterConfig::read(file);
     check_pairing(path);
-    backend_ = start_backend(target_->device, options.n_threads);
+    ggml_backend_dev_t device = options.device.empty() ? local_device(target_->device) : find_device(options.device);
+    backend_ = start_backend(device, options.n_threads);
     backend_.planned = target_->planned;
     order_ = parse_order(options.order, backend_.is_cpu);
     if (config_.injection && target_->output_rows == nullptr) {
         throw BackendError("the rows of the target's output matrix cannot be read on device '" + backend_.name() + "'");
     }
     weights_ = load_weights(file, config_, backend_);
+    target_ = on_backend(std::move(target_), backend_);
     cache_ = std::make_unique<DrafterCache>(config_, backend_, options.n_seq, options.n_ctx, cache_type);
 
     mask_ctx_ = make_context(1);
@@ -125,8 +128,10 @@ void Drafter::need_weights() const {
 
 std::vector<MemoryUse> Drafter::memory() const {
     const std::string device = ggml_backend_dev_name(target_->device);
-    return {
-        {device, "weights", weight_bytes()}, {device, "cache", cache_bytes()}, {device, "compute", compute_bytes()}};
+    return {{device, "weights", weight_bytes()},
+            {device, "output matrix", target_->n_bytes_owned},
+            {device, "cache", cache_bytes()},
+            {device, "compute", compute_bytes()}};
 }
 
 void Drafter::check_operations(ggml_cgraph * graph) const {

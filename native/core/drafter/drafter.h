@@ -17,6 +17,7 @@ struct DrafterOptions {
     int n_threads = 0;     // 0: all cores
     std::string cache_type = "f16";
     std::string order = "auto";  // path, full, or auto: path on a CPU, full elsewhere
+    std::string device;          // by name; empty: where the target's output matrix lies, unless that is remote
 };
 
 // Everything that a golden case compares, slots first: [n_slots, ...] of one block.

@@ -5,10 +5,9 @@
 
 #include "base/abort_guard.h"
 #include "base/check.h"
+#include "base/devices.h"
 #include "base/errors.h"
 #include "base/log.h"
-#include "base/matrix_tiles.h"
-#include "gguf/quantize.h"
 #include "target/llama_internal.h"
 #include "target/target_header.h"
 
@@ -25,38 +24,6 @@ constexpr const char * TAPPED_ARCHS[] = {"llama",          "qwen3",      "qwen3m
 // llama.cpp keeps a whole tail of every sequence in one graph and aborts when it does not fit.
 constexpr int32_t UBATCH_TAIL = 2;
 
-constexpr int32_t MAX_ROLLBACK = 1023;
-constexpr int32_t MAX_BATCH = 1 << 20;
-
-llama_flash_attn_type parse_flash_attn(const std::string & name) {
-    if (name == "on") {
-        return LLAMA_FLASH_ATTN_TYPE_ENABLED;
-    }
-    if (name == "off") {
-        return LLAMA_FLASH_ATTN_TYPE_DISABLED;
-    }
-    if (name == "auto") {
-        return LLAMA_FLASH_ATTN_TYPE_AUTO;
-    }
-    throw std::invalid_argument("unknown flash_attn '" + name + "', expected on, off or auto");
-}
-
-void check_options(const TargetOptions & o) {
-    need_range("n_ctx", o.n_ctx, 0, MAX_POSITIONS);
-    need_range("n_seq", o.n_seq, 1, static_cast<int64_t>(llama_max_parallel_sequences()));
-    need_range("n_batch", o.n_batch, 1, MAX_BATCH);
-    need_range("n_ubatch", o.n_ubatch, 1, MAX_BATCH);
-    need_range("n_rollback", o.n_rollback, 0, MAX_ROLLBACK);
-    need_range("n_snapshots", o.n_snapshots, -1, o.planned ? MAX_ROLLBACK : -1);
-    need_range("n_threads", o.n_threads, 0, MAX_THREADS);
-    need_range("n_threads_batch", o.n_threads_batch, 0, MAX_THREADS);
-    if (o.n_ctx > 0 && o.n_ctx / o.n_seq < 2) {
-        throw std::invalid_argument("n_ctx = " + std::to_string(o.n_ctx) +
-                                    " leaves less than two positions for each of " + std::to_string(o.n_seq) +
-                                    " sequences");
-    }
-}
-
 bool is_readable(const ggml_tensor * t) {
     if (ggml_backend_buffer_is_host(t->buffer)) {
         return true;
@@ -66,15 +33,9 @@ bool is_readable(const ggml_tensor * t) {
     return device != nullptr && ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU;
 }
 
-bool is_cpu(ggml_backend_dev_t device) {
-    return device == nullptr || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
-}
-
 ggml_backend_dev_t device_of(const ggml_tensor * t) {
     ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(t->buffer));
-    return device != nullptr && !ggml_backend_buffer_is_host(t->buffer)
-               ? device
-               : ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    return device != nullptr && !ggml_backend_buffer_is_host(t->buffer) ? device : cpu_device();
 }
 
 std::string meta(const llama_model * model, const char * key) {
@@ -92,13 +53,9 @@ Target::Target(const std::string & path, const TargetOptions & options) : path_(
     options_.n_threads_batch = options_.n_threads_batch > 0 ? options_.n_threads_batch : options_.n_threads;
 
     const LogScope log;
-    llama_model_params model_params = llama_model_default_params();
-    model_params.n_gpu_layers = options_.n_gpu_layers;
-    model_params.load_mode = options_.use_mmap && !options_.planned ? LLAMA_LOAD_MODE_AUTO : LLAMA_LOAD_MODE_NONE;
-    model_params.no_alloc = options_.planned;
-    model_params.use_extra_bufts = cpu_layouts_work();
+    const ModelParams model_params(options_);
     const AbortGuard guard;  // llama.cpp asserts some of what the file says
-    model_.reset(llama_model_load_from_file(path.c_str(), model_params), llama_model_deleter());
+    model_.reset(llama_model_load_from_file(path.c_str(), model_params.get()), llama_model_deleter());
     if (!model_) {
         throw ModelFormatError("llama.cpp could not load '" + path + "'" + log.reason());
     }
@@ -113,28 +70,10 @@ Target::Target(const std::string & path, const TargetOptions & options) : path_(
         options_.n_ctx = static_cast<int32_t>(n_ctx);
     }
 
-    llama_context_params params = llama_context_default_params();
     n_ctx_seq_ = options_.n_ctx / options_.n_seq;
-    params.n_ctx = static_cast<uint32_t>(n_ctx_seq_ * options_.n_seq);
-    params.n_seq_max = static_cast<uint32_t>(options_.n_seq);
-    params.kv_unified = false;
-    params.swa_full = true;  // a pruned window could not be cut back
-    const int32_t n_snapshots = options_.n_snapshots < 0 ? options_.n_rollback : options_.n_snapshots;
-    params.n_rs_seq = recurrent_ ? static_cast<uint32_t>(n_snapshots) : 0;
     options_.n_batch = std::max(options_.n_batch, options_.n_seq * (options_.n_rollback + 1));
     options_.n_ubatch = std::max(options_.n_ubatch, options_.n_rollback + UBATCH_TAIL);
-    params.n_batch = static_cast<uint32_t>(options_.n_batch);
-    params.n_ubatch = static_cast<uint32_t>(options_.n_ubatch);
-    params.n_outputs_max = static_cast<uint32_t>(n_outputs_max());
-    params.embeddings = options_.hidden;
-    params.pooling_type = options_.hidden ? LLAMA_POOLING_TYPE_NONE : params.pooling_type;
-    params.n_threads = options_.n_threads;
-    params.n_threads_batch = options_.n_threads_batch;
-    params.flash_attn_type = parse_flash_attn(options_.flash_attn);
-    params.type_k = parse_type(options_.cache_type_k);
-    params.type_v = parse_type(options_.cache_type_v);
-    params.no_perf = true;
-    ctx_.reset(llama_init_from_model(model_.get(), params));
+    ctx_.reset(llama_init_from_model(model_.get(), context_params(options_, n_outputs_max(), recurrent_)));
     if (!ctx_) {
         throw BackendError("llama.cpp could not make a context of " + std::to_string(options_.n_ctx) +
                            " positions for '" + path + "'" + log.reason());

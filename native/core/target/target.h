@@ -8,28 +8,10 @@
 
 #include "gguf/mapped_rows.h"
 #include "llama-cpp.h"
+#include "target/target_options.h"
 #include "target/target_tensors.h"
 
 namespace dspine {
-
-struct TargetOptions {
-    int32_t n_ctx = 4096;    // positions of all sequences together, as in llama.cpp; 0: what the model was trained for
-    int32_t n_seq = 1;       // sequences that share it evenly
-    int32_t n_batch = 512;   // tokens of one decode call at most
-    int32_t n_ubatch = 512;  // tokens of one graph at most
-    int32_t n_rollback = 0;  // tokens that a sequence may be cut back by after a decode: the longest draft
-    int32_t n_gpu_layers = -1;  // all
-    int32_t n_threads = 0;      // 0: as many as there are cores
-    int32_t n_threads_batch = 0;
-    std::string flash_attn = "auto";  // on, off, auto
-    std::string cache_type_k = "f16";
-    std::string cache_type_v = "f16";
-    bool use_mmap = true;
-    bool hidden = false;   // keep every row's final hidden state; every row is then an output
-    bool planned = false;  // allocate nothing, to ask for `memory` only
-    // When planned: snapshots of a recurrent state, -1 is as many as n_rollback. llama.cpp allocates these even then.
-    int32_t n_snapshots = -1;
-};
 
 struct BatchToken {
     int32_t token;

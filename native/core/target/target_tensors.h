@@ -35,7 +35,8 @@ struct TargetTensors {
     ggml_tensor * output = nullptr;             // [D, V], on `device`
     const ggml_tensor * output_rows = nullptr;  // the same values in a layout whose rows can be read, or nullptr
     ggml_backend_dev_t device = nullptr;
-    bool planned = false;  // no matrix has data
+    bool planned = false;      // no matrix has data
+    size_t n_bytes_owned = 0;  // of `output`, where it is a copy made for a drafter on another device
 
     std::vector<std::shared_ptr<const void>> owners;  // keep the model alive as long as a drafter borrows from it
     ggml_backend_buffer_ptr owned_buffer;
@@ -45,5 +46,9 @@ struct TargetTensors {
     static std::shared_ptr<TargetTensors> from_arrays(const float * embed, const float * head, int64_t n_vocab,
                                                       int64_t n_embd);
 };
+
+// The same matrices for a drafter on `backend`: themselves where the output matrix lies there, else with a copy of it.
+// Throws BackendError when there is no room for it, or its rows cannot be read.
+std::shared_ptr<const TargetTensors> on_backend(std::shared_ptr<const TargetTensors> tensors, const Backend & backend);
 
 }  // namespace dspine
