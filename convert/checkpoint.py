@@ -39,6 +39,13 @@ class StoredTensor:
     shape: tuple[int, ...]
     offset: int
 
+    def rows(self) -> Iterator[npt.NDArray[np.float32]]:
+        """See ``read_rows``."""
+        return read_rows(self)
+
+    def stored_as(self, type_name: str) -> None:
+        """Never taken as it is: a checkpoint's numbers are checked on the way."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:

@@ -44,7 +44,12 @@ OUTTYPES: dict[str, OutType] = {
         OutType("q6_k", GGMLQuantizationType.Q6_K, LlamaFileType.MOSTLY_Q6_K, _MAX_F16),
         OutType("q5_k", GGMLQuantizationType.Q5_K, LlamaFileType.MOSTLY_Q5_K_M, _MAX_F16),
         OutType("q4_k", GGMLQuantizationType.Q4_K, LlamaFileType.MOSTLY_Q4_K_M, _MAX_F16),
+        OutType("q5_0", GGMLQuantizationType.Q5_0, LlamaFileType.MOSTLY_Q5_0, _MAX_F16),
+        OutType("q5_1", GGMLQuantizationType.Q5_1, LlamaFileType.MOSTLY_Q5_1, _MAX_F16),
         OutType("q4_0", GGMLQuantizationType.Q4_0, LlamaFileType.MOSTLY_Q4_0, _MAX_F16),
+        OutType("q4_1", GGMLQuantizationType.Q4_1, LlamaFileType.MOSTLY_Q4_1, _MAX_F16),
+        OutType("q3_k", GGMLQuantizationType.Q3_K, LlamaFileType.MOSTLY_Q3_K_M, _MAX_F16),
+        OutType("q2_k", GGMLQuantizationType.Q2_K, LlamaFileType.MOSTLY_Q2_K, _MAX_F16),
     )
 }
 
@@ -57,6 +62,12 @@ class Fallback:
     wanted: str
     got: str
     reason: str
+
+    @classmethod
+    def for_rows(cls, tensor: str, n_cols: int, wanted: OutType, got: OutType) -> Fallback:
+        """For rows that are not whole blocks of the type that was asked for."""
+        reason = f"rows of {n_cols} values do not divide into blocks of {wanted.block_size}"
+        return cls(tensor, wanted.name, got.name, reason)
 
 
 def parse_outtype(name: str) -> OutType:
@@ -71,6 +82,12 @@ def parse_outtype(name: str) -> OutType:
     return outtype
 
 
+# What llama.cpp's quantizer falls back to as well where a row is not whole blocks of 256 (tensor_type_fallback in its
+# src/llama-quant.cpp), with q4_0 in place of iq4_nl.
+_FALLBACKS = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
+
+
 def type_for(n_cols: int, wanted: OutType) -> OutType:
-    """``wanted`` if rows of ``n_cols`` values are whole blocks of it, else q8_0, else f16."""
-    return next(t for t in (wanted, OUTTYPES["q8_0"], OUTTYPES["f16"]) if n_cols % t.block_size == 0)
+    """``wanted`` if rows of ``n_cols`` values are whole blocks of it, else the next larger one that fits, else f16."""
+    simple = OUTTYPES[_FALLBACKS.get(wanted.name, "f16")]
+    return next(t for t in (wanted, simple, OUTTYPES["f16"]) if n_cols % t.block_size == 0)

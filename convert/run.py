@@ -18,7 +18,7 @@ from dspine_local.convert.outtypes import Fallback, OutType, parse_outtype
 from dspine_local.convert.pairing import TargetIdentity, check_target
 from dspine_local.convert.schema import ARCHITECTURE, Key
 from dspine_local.convert.tensors import plan_tensors
-from dspine_local.convert.writer import Progress, Value, choose_types, write_gguf
+from dspine_local.convert.writer import Progress, Value, add_key, choose_types, write_gguf
 from dspine_local.files import checked_path, output_path
 
 
@@ -73,7 +73,12 @@ def convert_checkpoint(
     identity = None if target_path is None else check_target(target_path, config)
     outputs, fallbacks = choose_types(planned, wanted)
     name = _model_name(checkpoint)
-    n_bytes = write_gguf(out, ARCHITECTURE, metadata(config, name, wanted, identity), outputs, progress)
+
+    def add_metadata(writer: gguf.GGUFWriter) -> None:
+        for key, value in metadata(config, name, wanted, identity):
+            add_key(writer, key, value)
+
+    n_bytes = write_gguf(out, ARCHITECTURE, add_metadata, outputs, progress)
     return ConversionReport(
         path=Path(out_path),
         name=name,

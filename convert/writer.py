@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import gguf
 import numpy as np
 import numpy.typing as npt
 
 from dspine_local._native import quantize
-from dspine_local.convert.checkpoint import StoredTensor, read_rows
 from dspine_local.convert.outtypes import OUTTYPES, Fallback, OutType, type_for
 from dspine_local.convert.tensors import PlannedTensor
 from dspine_local.errors import ModelFormatError
@@ -27,18 +26,44 @@ Value = str | bool | np.uint32 | np.float32 | Sequence[int] | Sequence[bool]
 Progress = Callable[[int, int, str], None]
 
 
+class TensorSource(Protocol):
+    """A tensor of some file: ``shape`` is [rows, columns] or [columns]."""
+
+    @property
+    def name(self) -> str:
+        """In its file."""
+
+    @property
+    def file(self) -> Path:
+        """Where it lies."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns, or columns."""
+
+    def rows(self) -> Iterator[npt.NDArray[np.float32]]:
+        """Its rows in order, float32 [1 or more, columns] at a time."""
+
+    def stored_as(self, type_name: str) -> Iterator[npt.NDArray[np.uint8]] | None:
+        """Its bytes in order, where the file has it in this type and they can be taken as they are."""
+
+
 @dataclass(frozen=True)
 class OutputTensor:
-    """A tensor and the type it is written in."""
+    """A tensor of the GGUF: where its values come from, its type, and how much each column matters when rounding.
 
-    planned: PlannedTensor
+    ``importance`` is float32 [columns], as in llama.cpp's importance matrices.
+    """
+
+    name: str
+    source: TensorSource
     type: OutType
+    importance: npt.NDArray[np.float32] | None = None
 
     @property
     def n_bytes(self) -> int:
         """Bytes in the GGUF, without padding."""
-        shape = self.planned.stored.shape
-        return prod(shape[:-1]) * self.type.row_bytes(shape[-1])
+        return prod(self.source.shape[:-1]) * self.type.row_bytes(self.source.shape[-1])
 
 
 def choose_types(planned: Sequence[PlannedTensor], wanted: OutType) -> tuple[list[OutputTensor], list[Fallback]]:
@@ -46,21 +71,20 @@ def choose_types(planned: Sequence[PlannedTensor], wanted: OutType) -> tuple[lis
     outputs, fallbacks = [], []
     for tensor in planned:
         if tensor.is_vector:
-            outputs.append(OutputTensor(tensor, OUTTYPES["f32"]))
+            outputs.append(OutputTensor(tensor.name, tensor.stored, OUTTYPES["f32"]))
             continue
         n_cols = tensor.stored.shape[-1]
         got = type_for(n_cols, wanted)
-        outputs.append(OutputTensor(tensor, got))
+        outputs.append(OutputTensor(tensor.name, tensor.stored, got))
         if got is not wanted:
-            reason = f"rows of {n_cols} values do not divide into blocks of {wanted.block_size}"
-            fallbacks.append(Fallback(tensor.name, wanted.name, got.name, reason))
+            fallbacks.append(Fallback.for_rows(tensor.name, n_cols, wanted, got))
     return outputs, fallbacks
 
 
 def write_gguf(
     path: Path,
     architecture: str,
-    metadata: Sequence[tuple[str, Value]],
+    add_metadata: Callable[[gguf.GGUFWriter], None],
     tensors: Sequence[OutputTensor],
     progress: Progress | None = None,
 ) -> int:
@@ -76,13 +100,10 @@ def write_gguf(
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         writer = gguf.GGUFWriter(partial, architecture)
-        for key, value in metadata:
-            add_key(writer, key, value)
+        add_metadata(writer)
         for tensor in tensors:
-            shape = tensor.planned.stored.shape
-            writer.add_tensor_info(
-                tensor.planned.name, shape, np.dtype(np.float32), tensor.n_bytes, raw_dtype=tensor.type.ggml
-            )
+            shape = tensor.source.shape
+            writer.add_tensor_info(tensor.name, shape, np.dtype(np.float32), tensor.n_bytes, raw_dtype=tensor.type.ggml)
         with contextlib.closing(writer):
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
@@ -105,7 +126,7 @@ def _stream(writer: gguf.GGUFWriter, out: BinaryIO, tensors: Sequence[OutputTens
     for tensor in tensors:
         for rows in _encoded(tensor):
             if progress is not None:
-                progress(done, total, tensor.planned.name)
+                progress(done, total, tensor.name)
             out.write(rows.data)
             done += rows.nbytes
         writer.write_padding(out, tensor.n_bytes)
@@ -114,14 +135,18 @@ def _stream(writer: gguf.GGUFWriter, out: BinaryIO, tensors: Sequence[OutputTens
 
 
 def _encoded(tensor: OutputTensor) -> Iterator[npt.NDArray[np.uint8]]:
+    as_it_is = tensor.source.stored_as(tensor.type.name)
+    if as_it_is is not None:
+        yield from as_it_is
+        return
     first = 0
-    for rows in read_rows(tensor.planned.stored):
-        _check_values(rows, first, tensor.planned.stored, tensor.type)
-        yield quantize(rows, tensor.type.name)
+    for rows in tensor.source.rows():
+        _check_values(rows, first, tensor.source, tensor.type)
+        yield quantize(rows, tensor.type.name, tensor.importance)
         first += len(rows)
 
 
-def _check_values(rows: npt.NDArray[np.float32], first: int, stored: StoredTensor, out: OutType) -> None:
+def _check_values(rows: npt.NDArray[np.float32], first: int, source: TensorSource, out: OutType) -> None:
     low, high = rows.min(), rows.max()
     # A NaN anywhere makes both NaN, and no comparison with NaN is true.
     if -out.max_abs <= low and high <= out.max_abs and np.isfinite(low) and np.isfinite(high):
@@ -130,9 +155,9 @@ def _check_values(rows: npt.NDArray[np.float32], first: int, stored: StoredTenso
     bad = ~finite if not finite.all() else np.abs(rows) > out.max_abs
     row, col = (int(i) for i in np.argwhere(bad)[0])
     expected = "a finite number" if not finite.all() else f"at most {out.max_abs:g} for {out.name} (use f32 or bf16)"
-    where = f"row {first + row}, column {col}" if len(stored.shape) > 1 else f"position {col}"
+    where = f"row {first + row}, column {col}" if len(source.shape) > 1 else f"position {col}"
     raise ModelFormatError(
-        f"'{stored.file}' has tensor '{stored.name}' with {rows[row, col]} at {where}, expected {expected}"
+        f"'{source.file}' has tensor '{source.name}' with {rows[row, col]} at {where}, expected {expected}"
     )
 
 

@@ -13,11 +13,12 @@ class ContextLengthError(DSpineError): ...
 class BackendError(DSpineError): ...
 
 class TensorInfo:
-    """One tensor of a GGUF file: ``shape`` is in ggml's order (ne0, the row length, first), sizes in bytes."""
+    """One tensor of a GGUF file: ``shape`` is in ggml's order (ne0, the row length, first), sizes are bytes."""
 
     name: str
     type: str
     shape: list[int]
+    offset: int
     n_bytes: int
 
 class GgufFile:
@@ -40,11 +41,23 @@ def vocab_sha256(path: str) -> str:
 def type_layout(type_name: str) -> tuple[int, int]:
     """Elements and bytes of one block of a ggml type, e.g. ``("q8_0") -> (32, 34)``. Raises ValueError."""
 
-def quantize(rows: npt.NDArray[np.float32], type_name: str, n_threads: int = 0) -> npt.NDArray[np.uint8]:
+def quantize(
+    rows: npt.NDArray[np.float32],
+    type_name: str,
+    importance: npt.NDArray[np.float32] | None = None,
+    n_threads: int = 0,
+) -> npt.NDArray[np.uint8]:
     """Encode float32 rows [n_rows, n_per_row] in a ggml type with ggml's own quantizer; uint8 [n_rows, row_bytes].
 
-    ``type_name`` is ggml's: f32, f16, bf16, q8_0, q6_K, q5_K, q4_K, q4_0 (case-insensitive). GIL released.
+    ``type_name`` is ggml's: f32, f16, bf16, q8_0, q6_K, q5_K, q4_K, q4_0 (case-insensitive). ``importance``, float32
+    [n_per_row]: what an error in each column costs. GIL released.
     Raises ValueError for a row length that the block size does not divide.
+    """
+
+def dequantize(rows: npt.NDArray[np.uint8], type_name: str, n_threads: int = 0) -> npt.NDArray[np.float32]:
+    """Decode rows of a ggml type, uint8 [n_rows, row_bytes]; float32 [n_rows, n_per_row]. GIL released.
+
+    Raises ValueError for a row length that is not whole blocks.
     """
 
 def cpu_layouts_work() -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from dspine_local.convert import OUTTYPES, ConversionReport, convert_checkpoint
+from dspine_local.convert import OUTTYPES, ConversionReport, Fallback, convert_checkpoint
 from dspine_local.progress import progress_bar
 
 MIB = 1 << 20
@@ -76,9 +77,15 @@ def report_text(report: ConversionReport) -> str:
     ]
     if report.target is not None:
         lines.append(f"checked against target {report.target}")
-    kinds = Counter((fallback.wanted, fallback.got, fallback.reason) for fallback in report.fallbacks)
+    return "\n".join([*lines, *fallback_lines(report.fallbacks)])
+
+
+def fallback_lines(fallbacks: Sequence[Fallback]) -> list[str]:
+    """Each kind of fallback on one line."""
+    kinds = Counter((fallback.wanted, fallback.got, fallback.reason) for fallback in fallbacks)
+    lines = []
     for (wanted, got, reason), count in kinds.items():
-        example = next(f.tensor for f in report.fallbacks if (f.wanted, f.got, f.reason) == (wanted, got, reason))
+        example = next(f.tensor for f in fallbacks if (f.wanted, f.got, f.reason) == (wanted, got, reason))
         counted = f"{count} tensors" if count > 1 else "1 tensor"
         lines.append(f"note: {counted} stored as {got} instead of {wanted}, e.g. {example}: {reason}")
-    return "\n".join(lines)
+    return lines

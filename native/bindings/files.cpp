@@ -68,6 +68,7 @@ void bind_files(py::module_ & m) {
         .def_property_readonly("type", [](const GgufTensor & t) { return std::string(ggml_type_name(t.type)); })
         .def_property_readonly("shape",
                                [](const GgufTensor & t) { return std::vector<int64_t>(t.ne, t.ne + t.n_dims); })
+        .def_readonly("offset", &GgufTensor::offset)
         .def_readonly("n_bytes", &GgufTensor::n_bytes);
     py::class_<GgufFile>(m, "GgufFile")
         .def(py::init<std::string>(), py::arg("path"))
@@ -105,10 +106,11 @@ void bind_files(py::module_ & m) {
         py::arg("type_name"));
     m.def(
         "quantize",
-        [](const py::array_t<float, py::array::c_style> & rows, const std::string & name, int n_threads) {
-            if (rows.ndim() != 2) {
-                throw std::invalid_argument("rows must be float32 [n_rows, n_per_row], got " +
-                                            std::to_string(rows.ndim()) + " dimensions");
+        [](const FloatArray & rows, const std::string & name, const std::optional<FloatArray> & importance,
+           int n_threads) {
+            need_shape(rows, "rows", {-1, -1});
+            if (importance) {
+                need_shape(*importance, "importance", {rows.shape(1)});
             }
             const ggml_type type = parse_type(name);
             if (rows.shape(1) == 0 || rows.shape(1) % ggml_blck_size(type) != 0) {
@@ -121,9 +123,33 @@ void bind_files(py::module_ & m) {
             uint8_t * dst = out.mutable_data();
             const int64_t n_rows = rows.shape(0);
             const int64_t n_per_row = rows.shape(1);
+            const float * weights = importance ? importance->data() : nullptr;
             {
                 const py::gil_scoped_release release;
-                quantize_rows(type, src, dst, n_rows, n_per_row, n_threads);
+                quantize_rows(type, src, dst, n_rows, n_per_row, weights, n_threads);
+            }
+            return out;
+        },
+        py::arg("rows"), py::arg("type_name"), py::arg("importance") = py::none(), py::arg("n_threads") = 0);
+    m.def(
+        "dequantize",
+        [](const py::array_t<uint8_t, py::array::c_style> & rows, const std::string & name, int n_threads) {
+            need_shape(rows, "rows", {-1, -1});
+            const ggml_type type = parse_type(name);
+            const size_t block_bytes = ggml_type_size(type);
+            if (rows.shape(1) == 0 || static_cast<size_t>(rows.shape(1)) % block_bytes != 0) {
+                throw std::invalid_argument("rows of " + std::to_string(rows.shape(1)) +
+                                            " bytes do not divide into blocks of " + std::to_string(block_bytes) +
+                                            " (" + name + ")");
+            }
+            const int64_t n_rows = rows.shape(0);
+            const int64_t n_per_row = rows.shape(1) / static_cast<int64_t>(block_bytes) * ggml_blck_size(type);
+            py::array_t<float> out({n_rows, n_per_row});
+            const uint8_t * src = rows.data();
+            float * dst = out.mutable_data();
+            {
+                const py::gil_scoped_release release;
+                dequantize_rows(type, src, dst, n_rows, n_per_row, n_threads);
             }
             return out;
         },

@@ -14,7 +14,7 @@ constexpr const char * NAMES[] = {"f32",  "f16",  "bf16", "q8_0", "q6_k", "q5_k"
 std::vector<char> encode(ggml_type type, const std::vector<float> & src, int64_t n_rows, int64_t n_per_row,
                          int n_threads) {
     std::vector<char> out(static_cast<size_t>(n_rows) * ggml_row_size(type, n_per_row), 0x55);
-    quantize_rows(type, src.data(), out.data(), n_rows, n_per_row, n_threads);
+    quantize_rows(type, src.data(), out.data(), n_rows, n_per_row, nullptr, n_threads);
     return out;
 }
 

@@ -56,7 +56,7 @@ void Gguf::add(const std::string & name, ggml_type type, int64_t ne0, int64_t ne
     ggml_set_name(t, name.c_str());
     const auto seed = static_cast<uint32_t>(tensors_.size());
     const std::vector<float> values = random_floats(static_cast<size_t>(ne0 * ne1), seed, scale);
-    quantize_rows(type, values.data(), t->data, ne1, ne0, 1);
+    quantize_rows(type, values.data(), t->data, ne1, ne0, nullptr, 1);
     tensors_.push_back(t);
 }
 

@@ -87,8 +87,8 @@ class DraftBuilder {
         if (drops_anchor(il)) {
             qkv = slots_from(qkv, 1);
             x = slots_from(x, 1);
-            positions =
-                ggml_view_1d(ctx_, positions, n_cols_ - n_blocks_, static_cast<size_t>(n_blocks_) * positions->nb[0]);
+            g_.positions_from_1 = new_input(ctx_, GGML_TYPE_I32, "positions_from_1", n_cols_ - n_blocks_);
+            positions = g_.positions_from_1;
         }
         ggml_tensor * q = ops.norm_rope(ops.heads(qkv, 0, c_.n_head), l.attn_q_norm, positions);
         ggml_tensor * h = ggml_add(ctx_, x, ggml_mul_mat(ctx_, l.attn_output, attention(il, q)));

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/devices.h"
 #include "base/errors.h"
+#include "drafter/tensor_io.h"
 #include "gguf/quantize.h"
 
 namespace dspine {
@@ -14,18 +15,6 @@ namespace {
 constexpr int32_t COMMIT_CHUNK = 512;   // rows of one commit graph
 constexpr size_t MAX_GRAPHS = 32;       // kept ready, of each kind
 constexpr int32_t MAX_SEQUENCES = 256;  // as llama.cpp's
-
-template <typename T>
-std::vector<T> download(const ggml_tensor * t) {
-    std::vector<T> out(static_cast<size_t>(ggml_nelements(t)));
-    ggml_backend_tensor_get(t, out.data(), 0, out.size() * sizeof(T));
-    return out;
-}
-
-template <typename T>
-void upload(ggml_tensor * t, const std::vector<T> & values) {
-    ggml_backend_tensor_set(t, values.data(), 0, values.size() * sizeof(T));
-}
 
 TransitionOrder parse_order(const std::string & name, bool is_cpu) {
     if (name == "auto") {
@@ -308,6 +297,9 @@ DraftGraph & Drafter::prepare(const std::vector<BlockRequest> & blocks, const Dr
         upload(g.anchors, anchors);
     }
     upload(g.positions, positions);
+    if (g.positions_from_1 != nullptr) {
+        upload(g.positions_from_1, std::vector<int32_t>(positions.begin() + std::ptrdiff_t(n_blocks), positions.end()));
+    }
     for (const LayerKind kind : {LayerKind::full, LayerKind::sliding}) {
         const int i = static_cast<int>(kind);
         if (g.rows[i] == nullptr) {
@@ -378,31 +370,6 @@ std::vector<Draft> Drafter::draft(const std::vector<BlockRequest> & blocks, int3
     const DraftGraph & g = prepare(blocks, shape_for(blocks, n_draft, false));
     compute(g.graph, "draft");
     return read_drafts(g);
-}
-
-BlockTrace Drafter::trace(const BlockRequest & block, int32_t n_draft) {
-    draft({block}, n_draft);  // checks, and the order that is not traced
-    const DraftGraph & g = prepare({block}, shape_for({block}, n_draft, true));
-    compute(g.graph, "draft");
-    BlockTrace t;
-    t.draft = read_drafts(g)[0];
-    const auto all = [](const std::vector<ggml_tensor *> & tensors) {
-        std::vector<std::vector<float>> out;
-        for (const ggml_tensor * tensor : tensors) {
-            out.push_back(download<float>(tensor));
-        }
-        return out;
-    };
-    t.pre_injection = all(g.trace.pre_injection);
-    t.post_injection = all(g.trace.post_injection);
-    t.layer_features = all(g.trace.layer_features);
-    t.final_hidden = download<float>(g.trace.final_hidden);
-    t.logits = download<float>(g.logits);
-    t.candidates = download<int32_t>(g.candidates);
-    if (g.scores != nullptr) {
-        t.scores = download<float>(g.scores);
-    }
-    return t;
 }
 
 }  // namespace dspine

@@ -59,7 +59,7 @@ class Drafter final : public DraftSource {
     void commit(const std::vector<FeatureRows> & rows) override;
     // n_draft proposals behind every block's committed context. 1 <= n_draft <= max_draft().
     std::vector<Draft> draft(const std::vector<BlockRequest> & blocks, int32_t n_draft) override;
-    BlockTrace trace(const BlockRequest & block, int32_t n_draft);
+    BlockTrace trace(const BlockRequest & block, int32_t n_draft);  // drafter_trace.cpp
 
   private:
     void check_pairing(const std::string & path) const;

@@ -54,9 +54,12 @@ struct DraftGraph {
     DraftShape shape;
     ggml_context_ptr ctx;
     ggml_cgraph * graph = nullptr;
-    ggml_tensor * anchor_embd = nullptr;                     // in: F32 [D, n_blocks]
-    ggml_tensor * anchors = nullptr;                         // in: I32 [n_blocks]; null without injection
-    ggml_tensor * positions = nullptr;                       // in: I32 [n_slots * n_blocks]
+    ggml_tensor * anchor_embd = nullptr;  // in: F32 [D, n_blocks]
+    ggml_tensor * anchors = nullptr;      // in: I32 [n_blocks]; null without injection
+    ggml_tensor * positions = nullptr;    // in: I32 [n_slots * n_blocks]
+    // in: those of slots 1 and up, where the last layer has no anchor. Not a view of all positions: Vulkan would read
+    // it from the wrong place, since its offset is not aligned as storage buffers are.
+    ggml_tensor * positions_from_1 = nullptr;
     ggml_tensor * rows[N_LAYER_KINDS] = {nullptr, nullptr};  // in: I64 [n_slots * n_blocks]
     std::vector<ggml_tensor *> masks[N_LAYER_KINDS];         // in: per block F16 [n_kv, n_slots]
 

@@ -1,0 +1,170 @@
+"""A target in another type, by llama.cpp's own quantizer, in a process that can be stopped at any time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from dspine_local import _native
+from dspine_local.convert.writer import Progress
+from dspine_local.errors import BackendError, ModelFormatError
+from dspine_local.files import write_whole
+from dspine_local.quantize.imatrix import ImportanceMatrix
+from dspine_local.quantize.overrides import TypeOverride, check_all_used
+from dspine_local.quantize.report import QuantizationReport
+
+# llama-quantize's short names.
+_ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
+TARGET_TYPES = {
+    kind.name.split("_", 1)[1].lower(): kind for kind in gguf.LlamaFileType if kind is not gguf.LlamaFileType.GUESSED
+}
+
+
+def quantize_target(
+    source: Path,
+    out: Path,
+    type_name: str,
+    *,
+    overrides: Sequence[TypeOverride] = (),
+    imatrix: ImportanceMatrix | None = None,
+    allow_requantize: bool = False,
+    dry_run: bool = False,
+    n_threads: int = 0,
+    progress: Progress | None = None,
+) -> QuantizationReport:
+    """Write a target in another type; of a split model, all of it in one file.
+
+    Args:
+        source: The target's GGUF; of a split model, its first part.
+        out: A checked path (``output_path``).
+        type_name: llama.cpp's name, such as ``Q4_K_M``.
+        overrides: Of single tensors, the first that applies.
+        imatrix: How much the columns of a tensor matter.
+        allow_requantize: Take tensors that are quantized already: each time costs quality.
+        dry_run: Only report.
+        n_threads: 0 is one per core.
+    Raises:
+        ModelFormatError: The file is damaged.
+        BackendError: llama.cpp refused; the message has its words.
+        ValueError: An unknown type, or an override that nothing has.
+    """
+    name = _ALIASES.get(type_name.lower(), type_name.lower())
+    if name not in TARGET_TYPES:
+        raise ValueError(f"unknown type '{type_name}', expected one of {', '.join(TARGET_TYPES)}")
+    before = _native.GgufFile(str(source)).tensors()
+    check_all_used(overrides, [t.name for t in before])
+    for override in overrides:
+        if override.type.upper() not in gguf.GGMLQuantizationType.__members__:
+            raise ValueError(f"unknown tensor type '{override.type}' for '{override.pattern}'")
+    run = _Run(str(source), int(TARGET_TYPES[name]), overrides, imatrix, allow_requantize, dry_run, n_threads)
+    if dry_run:
+        tensors = _planned(before, run.start(out, progress))
+    else:
+        write_whole(out, lambda partial: run.start(partial, progress))
+        tensors = [_Stored(t.type.lower(), prod(t.shape), t.n_bytes) for t in _native.GgufFile(str(out)).tensors()]
+    n_bytes = sum(t.n_bytes for t in tensors)
+    return QuantizationReport(
+        path=out,
+        kind="target",
+        type=name,
+        n_tensors=len(tensors),
+        bytes_before=sum(t.n_bytes for t in before),
+        bytes_after=n_bytes,
+        bits_per_weight=8 * n_bytes / sum(t.n_values for t in tensors),
+        types=dict(Counter(t.type for t in tensors)),
+        fallbacks=(),
+        n_importance=None if imatrix is None else sum(t.name in imatrix for t in before),
+        written=not dry_run,
+    )
+
+
+@dataclass(frozen=True)
+class _Stored:
+    type: str
+    n_values: int
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One call of llama.cpp's quantizer in a child process."""
+
+    source: str
+    file_type: int
+    overrides: Sequence[TypeOverride]
+    imatrix: ImportanceMatrix | None
+    allow_requantize: bool
+    dry_run: bool
+    n_threads: int
+
+    def start(self, out: Path, progress: Progress | None) -> dict[str, str]:
+        """Run it to its end; the types of all tensors by name."""
+        with tempfile.TemporaryDirectory() as folder:
+            matrix = None
+            if self.imatrix is not None:
+                matrix = str(Path(folder) / "imatrix.npz")
+                np.savez(matrix, allow_pickle=False, **self.imatrix)
+            return self._run(out, matrix, progress)
+
+    def _run(self, out: Path, matrix: str | None, progress: Progress | None) -> dict[str, str]:
+        task = {
+            **{name: getattr(self, name) for name in ("source", "file_type", "allow_requantize", "dry_run")},
+            "out": str(out),
+            "n_threads": self.n_threads or os.cpu_count() or 1,
+            "overrides": [(o.pattern, o.type) for o in self.overrides],
+            "imatrix": matrix,
+        }
+        types: dict[str, str] = {}
+        error = ""
+        with subprocess.Popen(
+            [sys.executable, "-m", "dspine_local.quantize.target_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as worker:
+            assert worker.stdin is not None
+            assert worker.stdout is not None
+            assert worker.stderr is not None
+            try:
+                json.dump(task, worker.stdin)
+                worker.stdin.close()
+                for line in worker.stdout:
+                    entry: dict[str, Any] = json.loads(line)
+                    error = entry.get("error", error)
+                    if "tensor" in entry:
+                        types[entry["tensor"]] = entry["type"]
+                        if progress is not None:
+                            progress(entry["done"], entry["total"], entry["tensor"])
+                status = worker.wait()
+                words = worker.stderr.read().strip().splitlines()
+            except BaseException:
+                worker.kill()
+                raise
+        if status < 0 or (status and not error):
+            raise ModelFormatError(f"llama.cpp broke off at '{self.source}': {words[-1] if words else status}")
+        if error:
+            hint = " (--allow-requantize takes it at some loss)" if "requantizing" in error else ""
+            raise BackendError(f"llama.cpp could not quantize '{self.source}': {error}{hint}")
+        return types
+
+
+def _planned(before: Sequence[_native.TensorInfo], types: dict[str, str]) -> list[_Stored]:
+    planned = []
+    for t in before:
+        name = types.get(t.name, t.type.lower())
+        block, n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name.upper()]]
+        planned.append(_Stored(name, prod(t.shape), prod(t.shape) // block * n_bytes))
+    return planned
