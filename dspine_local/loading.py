@@ -107,10 +107,8 @@ def _check_exact(options: EngineOptions, exact: list[list[Range]] | None) -> Non
     if exact is None or not wanted or exact[wanted - 1]:
         return
     lengths = [k for k, where in enumerate(exact, start=1) if where]
-    known = (
-        f"0, or one that is exact here: {lengths_in_words(lengths)}" if lengths else "0: no draft length is exact here"
-    )
-    raise OptionError("n_draft", wanted, f"{known} (strict, docs/lossless.md)")
+    exact_ones = f"0, or one that is exact here: {lengths_in_words(lengths)}" if lengths else "0: none is exact here"
+    raise OptionError("n_draft", wanted, f"{exact_ones} (strict, docs/lossless.md)")
 
 
 def _check_vocabulary(drafter_path: str, drafter: _native.Drafter, target_path: str) -> None:

@@ -65,7 +65,7 @@ def deep_cases(tokenizer: Tokenizer, n_ctx: int) -> list[Case]:
 def short_cases(tokenizer: Tokenizer, n_ctx: int) -> Iterator[Case]:
     """Few tokens at the same places, nearest first; then others there, and so on."""
     text = _Text(tokenizer)
-    for shift in (0, SHORT_TOKENS, 2 * SHORT_TOKENS):
+    for shift in (0, SHORT_TOKENS):
         for first in _places(n_ctx):
             if first + shift + SHORT_TOKENS <= n_ctx:
                 yield text.case(first + shift, SHORT_TOKENS)

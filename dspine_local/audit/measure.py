@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,8 @@ SEGMENT = 64
 # Prompt tokens of one decode where time is short.
 SMALL_CHUNK = 32
 
-Logits = npt.NDArray[np.float32]
+Row = npt.NDArray[np.float32]  # logits of a token, [n_vocab]
+Rows = npt.NDArray[np.float32]  # [n_tokens, n_vocab]
 Report = Callable[[int, int, str], None]
 
 
@@ -81,7 +81,7 @@ class _Tally:
     margins: list[float] = field(default_factory=list)
     blocks: dict[int, list[int]] = field(default_factory=dict)  # first position: rows, identical ones
 
-    def add(self, position: int, row: Logits, reference: Logits) -> None:
+    def add(self, position: int, row: Row, reference: Row) -> None:
         same = bool(np.array_equal(row.view(np.int32), reference.view(np.int32)))
         counts = self.blocks.setdefault(position // BLOCK * BLOCK, [0, 0])
         counts[0] += 1
@@ -96,6 +96,10 @@ class _Tally:
         chosen, preferred = int(row.argmax()), int(reference.argmax())
         if chosen != preferred:
             self.margins.append(float(reference[preferred] - reference[chosen]))
+
+    @property
+    def is_inexact(self) -> bool:
+        return any(identical < rows for rows, identical in self.blocks.values())
 
     def result(self, size: int) -> BatchResult:
         median = float(np.median(self.medians)) if self.medians else 0.0
@@ -119,6 +123,8 @@ class _Audit:
         self.start = time.monotonic()
         self.n_tokens = 0
         self.complete = True
+        self.prefix: list[int] = []  # what the cache begins with, and
+        self.state = b""  # a recurrent target's state there
         self.n_decodes = 0
         self.tick: Callable[[int], None] = lambda _n_decodes: None
 
@@ -140,10 +146,10 @@ class _Audit:
                 return
             n = min(SEGMENT, case.n_tokens - first)
             logits = self._read(tokens)
+            n_prefix = len(tokens)
             fed = list(case.text[first : first + n])
             pending = int(logits.argmax()) if pending is None else pending
-            reference: list[Logits] = []
-            state = self.target.save_recurrent(0) if self.target.is_recurrent else None
+            reference: list[Row] = []
             for i in range(n):
                 if i == len(fed):  # greedy, up to the answer's end
                     if self.target.is_end_of_generation(pending):
@@ -153,22 +159,29 @@ class _Audit:
                 pending = int(reference[-1].argmax())
             self.n_tokens += len(fed)
             for size in list(self.sizes):
-                self._go_back(len(tokens), state)
-                self._compare(size, len(tokens), fed, reference)
+                self._go_back(n_prefix)
+                self._compare(size, n_prefix, fed, reference)
             tokens += fed
             if len(fed) < n:
                 return
 
-    def _read(self, tokens: list[int]) -> Logits:
-        """Logits behind the tokens, float32 [n_vocab]."""
-        self.target.truncate(0, 0)
+    def _read(self, tokens: list[int]) -> Row:
+        """Row behind the tokens, float32 [n_vocab]. Goes on from the last prefix where that is their beginning."""
+        n_kept = len(self.prefix)
+        if n_kept < len(tokens) and tokens[:n_kept] == self.prefix:
+            self._go_back(n_kept)
+        else:
+            n_kept = 0
+            self.target.truncate(0, 0)
+        self.prefix = []
         chunk = self.target.n_batch if self.budget_s is None else min(SMALL_CHUNK, self.target.n_batch)
-        for first in range(0, len(tokens), chunk):
-            part = tokens[first : first + chunk]
-            logits = self._decode(part, 1)
-        return logits[0]
+        for first in range(n_kept, len(tokens), chunk):
+            logits = self._decode(tokens[first : first + chunk], 1)
+        self.prefix = list(tokens)
+        self.state = self.target.save_recurrent(0) if self.target.is_recurrent else b""
+        return np.asarray(logits[0])
 
-    def _compare(self, size: int, n_prefix: int, fed: list[int], reference: list[Logits]) -> None:
+    def _compare(self, size: int, n_prefix: int, fed: list[int], reference: list[Row]) -> None:
         i = 0
         while len(fed) - i >= size:
             position = n_prefix + i
@@ -177,23 +190,22 @@ class _Audit:
                 i += 1
                 continue
             rows = self._decode(fed[i : i + size])
-            for j, row in enumerate(rows):
-                self.tallies[size].add(position + j, row, reference[i + j])
+            for j in range(size):
+                self.tallies[size].add(position + j, rows[j], reference[i + j])
             i += size
-            if self.budget_s is not None and any(
-                identical < rows for rows, identical in self.tallies[size].blocks.values()
-            ):
+            if self.budget_s is not None and self.tallies[size].is_inexact:
                 self.sizes.remove(size)
                 return
 
-    def _go_back(self, n: int, state: bytes | None) -> None:
-        if state is None:
-            self.target.truncate(0, n)
+    def _go_back(self, n: int) -> None:
+        """To the end of the prefix; a recurrent target by its state there."""
+        if self.target.is_recurrent and n > 0:
+            self.target.load_recurrent(0, self.state, n)
         else:
-            self.target.load_recurrent(0, state, n)
+            self.target.truncate(0, n)
 
-    def _decode(self, tokens: list[int], n_outputs: int | None = None) -> npt.NDArray[Any]:
-        """Logits of the last rows, all by default, float32 [n_outputs, n_vocab]."""
+    def _decode(self, tokens: list[int], n_outputs: int | None = None) -> Rows:
+        """Row of the last rows, all by default, float32 [n_outputs, n_vocab]."""
         if self.budget_s is not None and time.monotonic() - self.start > self.budget_s:
             raise _OutOfTimeError
         logits = self.target.decode(0, tokens, n_outputs=len(tokens) if n_outputs is None else n_outputs)

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def exact_ranges(target: _native.Target, options: EngineOptions, n_draft: int) -> list[list[Range]]:
-    """For each draft length from 1 to ``n_draft``, the positions where it is exact; says so. Empties the first sequence.
+    """For each draft length from 1 to ``n_draft``, the positions where it is exact; and says so. Empties a sequence.
 
     Raises:
         BackendError: A decode failed, or gave logits that are not numbers.
@@ -32,7 +32,7 @@ def exact_ranges(target: _native.Target, options: EngineOptions, n_draft: int) -
         result = short_audit(target, n_draft)
         write_audit(target, options, result)
     ranges = result.ranges(n_draft)
-    say_exact(Path(target.path).name, ranges, target.n_ctx_seq)
+    say_exact(Path(target.path).name, ranges, target.n_ctx_seq, complete=result.complete)
     return ranges
 
 
@@ -44,16 +44,22 @@ def short_audit(target: _native.Target, n_draft: int) -> AuditResult:
         return measure(target, cases, range(2, n_draft + 2), budget_s=SHORT_AUDIT_S, report=report)
 
 
-def say_exact(model: str, ranges: Sequence[Sequence[Range]], n_ctx: int) -> None:
+def say_exact(model: str, ranges: Sequence[Sequence[Range]], n_ctx: int, *, complete: bool = True) -> None:
     """One line: a warning where drafting is restricted."""
     words = exactness_in_words(ranges, n_ctx)
+    more = "" if complete else ", a short audit: `dspine-local audit` measures more"
     if words == "none":
         _log.warning(
-            "strict: no draft length is exact for '%s' loaded like this: nothing is drafted (docs/lossless.md)", model
+            "strict: no draft length is exact for '%s' loaded like this: nothing is drafted (docs/lossless.md%s)",
+            model,
+            more,
         )
     elif all(positions_in_words(where, n_ctx) == "everywhere" for where in ranges):
         _log.info("strict: all draft lengths are exact for '%s'", model)
     else:
         _log.warning(
-            "strict: exact draft lengths for '%s': %s; nothing else is drafted (docs/lossless.md)", model, words
+            "strict: exact draft lengths for '%s': %s; nothing else is drafted (docs/lossless.md%s)",
+            model,
+            words,
+            more,
         )

@@ -7,14 +7,18 @@ from rich.table import Table
 from dspine_local.audit.result import AuditResult, BatchResult
 from dspine_local.audit.words import positions_in_words
 
-_TITLES = ("batch", "drafted", "rows", "same bits", "largest difference", "median", "flips per 1,000", "largest margin")
+_TITLES = ("batch", "draft", "rows", "same", "largest", "median", "flips", "margin")
 
 
 def audit_table(result: AuditResult, n_ctx: int) -> Table:
     """One line per batch size."""
-    table = Table(title=f"Batches against one by one, {result.n_tokens:,} tokens, temperature 0")
+    table = Table(
+        title=f"Batches against one by one, {result.n_tokens:,} tokens, temperature 0",
+        caption="same: rows of logits with the same bits; largest, median: differences of logits; flips: changed most "
+        "likely tokens per 1,000, margin: the largest by which one was preferred; exact: at which positions",
+    )
     for title in _TITLES:
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", no_wrap=True)
     table.add_column("exact")
     for batch in result.batches:
         table.add_row(*_cells(batch, n_ctx))
@@ -27,8 +31,13 @@ def _cells(batch: BatchResult, n_ctx: int) -> list[str]:
     return [
         *(str(batch.batch_size), str(batch.n_draft), f"{batch.rows:,}", share),
         *(_size(batch.max_abs_diff), _size(batch.median_abs_diff), f"{batch.flips_per_1000:.1f}", margin),
-        positions_in_words(batch.exact_ranges, n_ctx).removeprefix("at positions "),
+        _where(batch, n_ctx),
     ]
+
+
+def _where(batch: BatchResult, n_ctx: int) -> str:
+    words = positions_in_words(batch.exact_ranges, n_ctx)
+    return {"everywhere": "all", "nowhere": "none"}.get(words, words.removeprefix("at positions "))
 
 
 def _size(value: float | None) -> str:

@@ -32,7 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "most likely token changed; 3: some did.",
     )
     parser.add_argument("--prompts", metavar="PATH", type=Path, help="JSONL file or folder (default: our own)")
-    parser.add_argument("--limit", metavar="N", type=int, default=2, help="prompts per category (default: 2)")
+    parser.add_argument("--limit", metavar="N", type=int, default=1, help="prompts per category (default: 1)")
     parser.add_argument(
         *("-n", "--predict", "--n-predict"),
         dest="max_tokens",
