@@ -111,7 +111,7 @@ int32_t DraftLengthPolicy::best_length(const DraftingSlot & slot, const std::vec
 }
 
 // Likewise for slots with a decode each. What pays for one depends on the rate that all reach together, and that on
-// what each does: begin with plain decoding's, and repeat while it rises.
+// what each does: begin with all that may be verified, and repeat while the rate rises.
 DraftLengthPolicy::Choice DraftLengthPolicy::expect_apart(const std::vector<DraftingSlot> & slots, int32_t n_draft,
                                                           int32_t n_other) const {
     const double n_slots = static_cast<double>(slots.size());
@@ -120,7 +120,7 @@ DraftLengthPolicy::Choice DraftLengthPolicy::expect_apart(const std::vector<Draf
         return plain;
     }
     Choice best;
-    double rate = plain.rate();
+    double rate = 0.0;
     for (;;) {
         Choice choice = {n_slots, verify_.at(n_other) + rest_us_[1]};
         int32_t n_blocks = 0;
@@ -140,7 +140,7 @@ DraftLengthPolicy::Choice DraftLengthPolicy::expect_apart(const std::vector<Draf
             return best;
         }
         best = choice;
-        rate = std::max(rate, choice.rate());
+        rate = choice.rate();
     }
 }
 
