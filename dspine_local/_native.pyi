@@ -110,7 +110,10 @@ class Target:
     n_layer: int
     n_ctx_seq: int
     n_seq: int
+    n_batch: int
     n_threads: int
+    n_threads_batch: int
+    n_rollback: int
     is_recurrent: bool
     n_ctx_train: int
     n_bytes: int
@@ -154,6 +157,13 @@ class Target:
     def reusable(self, seq: int, n: int) -> int:
         """The longest length up to n that the sequence can be cut back to."""
     def truncate(self, seq: int, n: int) -> None: ...
+    def save_recurrent(self, seq: int) -> bytes:
+        """The part of a sequence's state that cannot be cut back; only of a recurrent target."""
+    def load_recurrent(self, seq: int, state: bytes, n: int) -> None:
+        """Put it back while the sequence has the n positions that it was saved at, and cut the sequence to these.
+
+        Raises BackendError; the sequence is then empty.
+        """
     def decode(self, seq: int, tokens: list[int], *, n_outputs: int = 1) -> npt.NDArray[np.float32]:
         """Append tokens to a sequence; the logits of the last ``n_outputs`` rows, float32 [n_outputs, n_vocab]."""
     def hidden(self, n_tokens: int) -> npt.NDArray[np.float32]:
@@ -332,6 +342,7 @@ class SlotRecord:
 
     request: int
     limit: int
+    lengths: list[int]
     n_verified: int
     probabilities: list[float]
     n_agreed: int
@@ -346,6 +357,7 @@ class RoundRecord:
     n_rows: int
     n_columns: int
     verify_us: float
+    decodes: Costs
     draft_us: float
     rest_us: float
     n_emitted: int
@@ -353,18 +365,30 @@ class RoundRecord:
 class DraftLengthPolicy:
     """How many tokens to draft (docs/draft-length.md): reads no clock, so that rounds can be replayed.
 
-    Slots are pairs of a request's forecast and the longest draft that it can use.
+    Slots are pairs of a request's forecast and the longest draft that it can use; ``lengths`` the lengths that each of
+    them may verify, in rising order, an empty list for any.
     """
 
-    def __init__(self, verify_costs: Costs, draft_costs: Costs) -> None:
-        """Raises ValueError for costs that are not positive or not in rising order of columns."""
+    def __init__(self, verify_costs: Costs, draft_costs: Costs, *, apart: bool = False) -> None:
+        """``apart``: every slot has a decode of its own; only then may ``lengths`` be restricted.
+
+        Raises ValueError for costs that are not positive or not in rising order of columns.
+        """
     @property
     def verify_costs(self) -> Costs: ...
     @property
     def draft_costs(self) -> Costs: ...
-    def plan(self, slots: list[tuple[Forecast, int]], n_other: int = 0) -> DraftPlan: ...
+    def plan(
+        self, slots: list[tuple[Forecast, int]], n_other: int = 0, *, lengths: list[list[int]] = ...
+    ) -> DraftPlan: ...
     def cut(
-        self, plan: DraftPlan, slots: list[tuple[Forecast, int]], probabilities: list[list[float]], n_other: int = 0
+        self,
+        plan: DraftPlan,
+        slots: list[tuple[Forecast, int]],
+        probabilities: list[list[float]],
+        n_other: int = 0,
+        *,
+        lengths: list[list[int]] = ...,
     ) -> list[int]:
         """How many tokens of each draft to verify, from the drafter's probabilities of them."""
     def observe_draft(
@@ -385,7 +409,9 @@ class DraftLengthPolicy:
         draft_us: float,
         rest_us: float,
         n_emitted: int,
-    ) -> None: ...
+        decodes: Costs = ...,
+    ) -> None:
+        """``decodes``: tokens and microseconds of each, where the round had several."""
 
 def measure_costs(
     target: Target,
@@ -412,8 +438,13 @@ class Engine:
         verify_costs: Costs = ...,
         draft_costs: Costs = ...,
         checkpoint_bytes: int = ...,
+        exact: list[list[tuple[int, int]]] | None = None,
     ) -> None:
-        """n_draft None: chosen every round, from the costs that were measured."""
+        """n_draft None: chosen every round, from the costs that were measured.
+
+        ``exact``: strict. ``exact[k - 1]`` are ranges of positions (first, behind the last): only there a draft of k
+        tokens is verified, and every slot has a decode of its own.
+        """
     def submit(
         self,
         tokens: list[int],

@@ -93,9 +93,14 @@ def _layout(path: str) -> str:
     return hashlib.sha256(json.dumps(sorted(tensors)).encode()).hexdigest()[:16]
 
 
+def cache_folder() -> Path:
+    """The user's cache: what was measured on this machine."""
+    return Path(platformdirs.user_cache_dir("dspine-local", appauthor=False))
+
+
 def _cache_file(about: dict[str, Any]) -> Path:
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    return Path(platformdirs.user_cache_dir("dspine-local", appauthor=False)) / "costs" / f"{key}.json"
+    return cache_folder() / "costs" / f"{key}.json"
 
 
 def _read(path: Path) -> DraftCosts | None:

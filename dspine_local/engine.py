@@ -64,8 +64,9 @@ class Engine:
         self.drafter = models.drafter
         self.max_draft = models.max_draft
         self.tokenizer = Tokenizer(models.target)
-        self.n_draft = models.max_draft if models.costs is None else None  # None: chosen every round
-        if models.costs is not None:
+        self._exact = models.exact
+        self.n_draft = self._fixed_length(models)
+        if models.costs is not None or models.exact:
             _computed_in = self._pid
         self._native = _native.Engine(
             models.target,
@@ -74,15 +75,37 @@ class Engine:
             verify_costs=[] if models.costs is None else models.costs.verify,
             draft_costs=[] if models.costs is None else models.costs.draft,
             checkpoint_bytes=self.options.checkpoint_mib << 20,
+            exact=models.exact,
         )
         self._step_lock = threading.Lock()
         self._events_lock = threading.Lock()  # of what follows, never held while anything runs
         self._events: dict[int, deque[_native.StepEvent]] = {}
         self._left: set[int] = set()  # requests that nobody reads any more, until their last event
 
+    @staticmethod
+    def _fixed_length(models: LoadedModels) -> int | None:
+        """None where it is chosen every round."""
+        if models.costs is not None:
+            return None
+        return models.max_draft if models.exact is None or any(models.exact) else 0
+
     def _draft_source(self, models: LoadedModels) -> _native.DraftSource | None:
         """Where drafts come from."""
         return models.drafter
+
+    @property
+    def exact_lengths(self) -> tuple[int, ...] | None:
+        """With ``strict``, the draft lengths that are used, each where it is exact; None without."""
+        return None if self._exact is None else tuple(k for k, where in enumerate(self._exact, start=1) if where)
+
+    @property
+    def drafting(self) -> str:
+        """In a few words, how much is drafted."""
+        longest = self.max_draft if self.exact_lengths is None else max(self.exact_lengths, default=0)
+        if longest == 0:
+            return "no drafts"
+        words = f"up to {longest} tokens drafted per round"
+        return words + (", chosen by measurement" if self.n_draft is None else "")
 
     @property
     def n_ctx(self) -> int:

@@ -63,7 +63,11 @@ class Generation(Iterator[str]):
         with self._state:
             if self._counters is None:
                 return None
-            return replace(GenerationStats.from_native(self._counters), generated=len(self.tokens))
+            return replace(
+                GenerationStats.from_native(self._counters),
+                generated=len(self.tokens),
+                exact_draft_lengths=self._engine.exact_lengths,
+            )
 
     @property
     def stop_text(self) -> str | None:

@@ -8,6 +8,9 @@ from importlib.metadata import version
 from os import fspath
 
 from dspine_local import _native
+from dspine_local.audit.result import Range
+from dspine_local.audit.strict import exact_ranges
+from dspine_local.audit.words import lengths_in_words
 from dspine_local.checks import OptionError
 from dspine_local.convert.schema import ARCHITECTURE, Key
 from dspine_local.costs import DraftCosts, draft_costs
@@ -24,12 +27,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadedModels:
-    """Native target and drafter, the longest draft that both were made for, and what drafts cost if that matters."""
+    """Native target and drafter, the longest draft that both were made for, and what drafts cost if that matters.
+
+    ``exact`` is None unless the options are strict: for each draft length from 1 on, the positions where it is exact.
+    """
 
     target: _native.Target
     drafter: _native.Drafter | None
     max_draft: int
     costs: DraftCosts | None
+    exact: list[list[Range]] | None
 
 
 def load_models(target: StrPath, drafter: StrPath | None, options: EngineOptions) -> LoadedModels:
@@ -42,15 +49,30 @@ def load_models(target: StrPath, drafter: StrPath | None, options: EngineOptions
             "older; a newer compiler makes the CPU faster (docs/troubleshooting.md)"
         )
     max_draft = 0 if drafter_path is None else longest_draft(drafter_path, options.n_draft)
-    n_ctx = fitting_context(PlannedFiles(target_path, drafter_path), options, max_draft)
-    loaded = open_target(target_path, options, n_ctx=n_ctx, n_draft=max_draft)
+    loaded = load_target(target_path, drafter_path, options, max_draft)
     if drafter_path is None:
-        return LoadedModels(loaded, None, 0, None)
+        return LoadedModels(loaded, None, 0, None, exact=[] if options.strict else None)
     loaded_drafter = open_drafter(drafter_path, loaded, options)
     _check_vocabulary(drafter_path, loaded_drafter, target_path)
-    automatic = options.n_draft is None
+    exact = None
+    if options.strict:
+        exact = exact_ranges(loaded, options, max_draft) if max_draft > 0 else []
+    _check_exact(options, exact)
+    automatic = options.n_draft is None and (exact is None or any(exact))
     costs = draft_costs(loaded, loaded_drafter, (target_path, drafter_path), options) if automatic else None
-    return LoadedModels(loaded, loaded_drafter, max_draft, costs)
+    return LoadedModels(loaded, loaded_drafter, max_draft, costs, exact)
+
+
+def load_target(path: str, drafter: str | None, options: EngineOptions, n_draft: int) -> _native.Target:
+    """The target, with the context that fits beside its drafter.
+
+    Args:
+        n_draft: Longest draft that it will verify.
+    Raises:
+        BackendError: It does not fit. See ``Engine`` for the others.
+    """
+    n_ctx = fitting_context(PlannedFiles(path, drafter), options, n_draft)
+    return open_target(path, options, n_ctx=n_ctx, n_draft=n_draft)
 
 
 def longest_draft(path: str, wanted: int | None) -> int:
@@ -77,6 +99,16 @@ def longest_draft(path: str, wanted: int | None) -> int:
     if not 0 <= wanted <= longest:
         raise OptionError("n_draft", wanted, f"0 to {longest} (the drafter's block has {block_size} slots)")
     return wanted
+
+
+def _check_exact(options: EngineOptions, exact: list[list[Range]] | None) -> None:
+    """A draft length that was asked for by number is not silently another one."""
+    wanted = options.n_draft
+    if exact is None or not wanted or exact[wanted - 1]:
+        return
+    lengths = [k for k, where in enumerate(exact, start=1) if where]
+    exact_ones = f"0, or one that is exact here: {lengths_in_words(lengths)}" if lengths else "0: none is exact here"
+    raise OptionError("n_draft", wanted, f"{exact_ones} (strict, docs/lossless.md)")
 
 
 def _check_vocabulary(drafter_path: str, drafter: _native.Drafter, target_path: str) -> None:

@@ -58,6 +58,8 @@ class EngineOptions:
         cache_type_v: Type of the target's values.
         cache_type_drafter: Type of the drafter's keys and values: ``"f16"``, ``"f32"`` or ``"q8_0"``.
         n_draft: Tokens drafted per round. None chooses every round, by measurement; 0 is plain decoding.
+        strict: Draft only as much as changes no bit of the answer, by an audit of this very configuration, and decode
+            every slot by itself (docs/lossless.md). Without an audit on record a short one is made.
         transition_order: ``"path"``, ``"full"`` or ``"auto"`` (docs/method.md, evaluation orders).
         use_mmap: Map the target's file instead of reading it.
         checkpoint_mib: MiB of host memory for states that a recurrent or hybrid target can go back to, for prompts that
@@ -80,6 +82,7 @@ class EngineOptions:
     cache_type_v: str = "f16"
     cache_type_drafter: str = "f16"
     n_draft: int | None = None
+    strict: bool = False
     transition_order: str = "auto"
     use_mmap: bool = True
     checkpoint_mib: int = 512
@@ -104,6 +107,7 @@ class EngineOptions:
         need_choice("cache_type_drafter", self.cache_type_drafter, DRAFTER_CACHE_TYPES)
         need_choice("transition_order", self.transition_order, TRANSITION_ORDERS)
         need_flag("use_mmap", self.use_mmap)
+        need_flag("strict", self.strict)
         need_choice("split_mode", self.split_mode, SPLIT_MODES)
         if self.devices is not None:
             names = tuple(need_collection("devices", self.devices, "names of devices"))

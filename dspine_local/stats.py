@@ -17,7 +17,7 @@ class GenerationStats:
     ``drafted_per_position[i]`` counts how often a draft's token i was verified, ``accepted_per_position[i]`` how often
     it was accepted, ``rounds_per_draft_length[k]`` how many rounds verified k drafted tokens. ``draft_s``,
     ``verify_s``, ``commit_s`` and ``other_s`` add up to the time of the rounds; a round that other requests share
-    counts whole.
+    counts whole. ``exact_draft_lengths`` are those that a strict engine uses; None of one that is not.
     """
 
     prompt_tokens: int
@@ -36,6 +36,7 @@ class GenerationStats:
     commit_s: float
     other_s: float
     tokens_per_second: float | None
+    exact_draft_lengths: tuple[int, ...] | None = None
 
     @classmethod
     def from_native(cls, stats: _native.RequestStats) -> GenerationStats:
@@ -74,4 +75,6 @@ class GenerationStats:
             parts.append(f"acceptance length {self.acceptance_length:.2f} ({self.accepted} of {self.drafted} accepted)")
         if self.reused_tokens:
             parts.append(f"{self.reused_tokens} of {self.prompt_tokens} prompt tokens reused")
+        if self.exact_draft_lengths is not None:
+            parts.append("strict" if self.exact_draft_lengths else "strict: no drafts")
         return ", ".join(parts)

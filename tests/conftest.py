@@ -160,3 +160,17 @@ def tiny_pair(
     drafter = tmp_path_factory.mktemp("pair") / "drafter.gguf"
     convert_checkpoint(tiny_drafter(target), drafter, outtype="f32", target=target.path)
     return Path(target.path), drafter
+
+
+@pytest.fixture
+def audited_pair(
+    tiny_target: TargetFactory, tiny_drafter: DrafterFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, Path]:
+    """A tiny target and its drafter, and a cache folder of their own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tiny = tiny_target("llama", "q8_0")
+    from dspine_local.convert import convert_checkpoint
+
+    drafter = tmp_path / "drafter.gguf"
+    convert_checkpoint(tiny_drafter(tiny), drafter, target=tiny.path)
+    return tiny.path, drafter

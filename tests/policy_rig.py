@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -88,11 +88,12 @@ class World:
     def noisy(self, us: float) -> float:
         return us * self.rng.lognormvariate(0, self.noise) * (1.5 if self.rng.random() < 0.01 else 1.0)
 
-    def policy(self, max_draft: int = 15) -> DraftLengthPolicy:
+    def policy(self, max_draft: int = 15, *, apart: bool = False) -> DraftLengthPolicy:
         """As after a sweep at load."""
         return DraftLengthPolicy(
             [(n, self.noisy(self.verify_us(n))) for n in range(1, max_draft + 2)],
             [(n, self.noisy(self.draft_us(n))) for n in range(1, max_draft + 1)],
+            apart=apart,
         )
 
     def draft(self, n: int) -> tuple[list[float], int]:
@@ -139,27 +140,38 @@ class Run:
         return self.tokens / self.us * 1000
 
 
-def fixed(world: World, longest: int, n_rounds: int) -> Run:
-    """Every round the same length, or what is left of a request."""
+def fixed(world: World, longest: int, n_rounds: int, *, exact: Sequence[int] = ()) -> Run:
+    """Every round the same length, or what is left of a request; with ``exact``, the longest of these."""
     run = Run()
     for _ in range(n_rounds):
         n = min(longest, world.left - 1)
+        n = max((length for length in exact if length <= n), default=0) if exact else n
         _, n_right = world.draft(n)
         run.add(n_right + 1, world.noisy(world.drift * world.verify_us(n + 1)) + world.noisy(world.draft_us(n)), n)
         world.emit(n_right + 1)
     return run
 
 
-def automatic(world: World, n_rounds: int, *, max_draft: int = 15, policy: DraftLengthPolicy | None = None) -> Run:
-    """The policy's lengths, as the engine would ask for them."""
-    policy = world.policy(max_draft) if policy is None else policy
+def automatic(
+    world: World,
+    n_rounds: int,
+    *,
+    max_draft: int = 15,
+    policy: DraftLengthPolicy | None = None,
+    exact: Sequence[int] = (),
+) -> Run:
+    """The policy's lengths, as the engine would ask for them; with ``exact``, a strict one."""
+    policy = world.policy(max_draft, apart=bool(exact)) if policy is None else policy
     run, forecast = Run(), Forecast()
     for _ in range(n_rounds):
         limit = min(max_draft, world.left - 1)
+        usable = [n for n in exact if n <= limit]
+        limit = max(usable, default=0) if exact else limit
         slots = [(forecast, limit)] if limit > 0 else []
-        plan = policy.plan(slots)
+        lengths = [usable] if slots else []
+        plan = policy.plan(slots, lengths=lengths)
         probabilities, n_right = world.draft(plan.n_draft)
-        n_verified = policy.cut(plan, slots, [probabilities])[0] if plan.n_draft else 0
+        n_verified = policy.cut(plan, slots, [probabilities], lengths=lengths)[0] if plan.n_draft else 0
         n_accepted = min(n_right, n_verified)
         verify_us = world.noisy(world.drift * world.verify_us(n_verified + 1))
         draft_us = world.noisy(world.draft_us(plan.n_draft))

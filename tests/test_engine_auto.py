@@ -40,9 +40,9 @@ DEAR: Costs = [(n, 50_000.0 * n) for n in range(1, MAX_DRAFT + 2)]
 DRAFT: Costs = [(1, 10.0), (MAX_DRAFT, 20.0)]
 
 
-def auto(target: Target, script: Script, verify: Costs = CHEAP) -> Engine:
+def auto(target: Target, script: Script, verify: Costs = CHEAP, **options: Any) -> Engine:
     drafter = scripted(script, n_seq=target.n_seq)
-    return Engine(target, drafter, n_draft=None, verify_costs=verify, draft_costs=DRAFT)
+    return Engine(target, drafter, n_draft=None, verify_costs=verify, draft_costs=DRAFT, **options)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -114,19 +114,20 @@ def test_a_slot_is_cut_back_behind_what_waits(tiny_target: TargetFactory, arch: 
     assert_in_step(engine)
 
 
-def replayed(records: list[RoundRecord], verify: Costs) -> list[tuple[int, bool, list[int]]]:
+def replayed(records: list[RoundRecord], verify: Costs, *, apart: bool = False) -> list[tuple[int, bool, list[int]]]:
     """What a new policy decides when it is told the same."""
-    policy = DraftLengthPolicy(verify, DRAFT)
+    policy = DraftLengthPolicy(verify, DRAFT, apart=apart)
     forecasts: dict[int, Forecast] = {}
     decisions = []
     for record in records:
         slots = [(forecasts.setdefault(s.request, Forecast()), s.limit) for s in record.slots]
         able = [slot for slot in slots if slot[1] > 0]
-        plan = policy.plan(able, n_other=record.n_other)
+        usable = [s.lengths for s in record.slots if s.limit > 0]
+        plan = policy.plan(able, n_other=record.n_other, lengths=usable)
         lengths = [0] * len(slots)
         if plan.n_draft:
             probabilities = [s.probabilities for s in record.slots if s.limit > 0]
-            cut = iter(policy.cut(plan, able, probabilities, n_other=record.n_other))
+            cut = iter(policy.cut(plan, able, probabilities, n_other=record.n_other, lengths=usable))
             lengths = [next(cut) if s.limit > 0 else 0 for s in record.slots]
         for (forecast, _), slot in zip(slots, record.slots, strict=True):
             if slot.probabilities:
@@ -140,23 +141,29 @@ def replayed(records: list[RoundRecord], verify: Costs) -> list[tuple[int, bool,
                 draft_us=record.draft_us,
                 rest_us=record.rest_us,
                 n_emitted=record.n_emitted,
+                decodes=record.decodes,
             )
         decisions.append((plan.n_draft, plan.probe, lengths))
     return decisions
 
 
-def test_recorded_rounds_replay_every_decision(tiny_target: TargetFactory) -> None:
+@pytest.mark.parametrize("exact", [None, [[(0, 2000)], [], [(0, 2000)], [(60, 100)]]])
+def test_recorded_rounds_replay_every_decision(
+    tiny_target: TargetFactory, exact: list[list[tuple[int, int]]] | None
+) -> None:
     """Nothing but what is recorded goes into a decision: no clock, no chance."""
     target = open_target(tiny_target("llama", "q8_0"), n_seq=2, n_ctx=1024)
     prompts = [target.tokenize(PROMPT), target.tokenize(PROMPT[4:])]
     known = [p + ask(Engine(target), p, max_tokens=80, cache_prompt=False).tokens for p in prompts]
-    engine = auto(target, guessing(3, target.n_vocab, *known))
+    engine = auto(target, guessing(3, target.n_vocab, *known), exact=exact)
     engine.record_rounds(1000)
     finish(engine, [engine.submit(p, sampling(), max_tokens=80, cache_prompt=False) for p in prompts])
     records = engine.take_rounds()
     assert len(records) > 20
     made = [(r.plan.n_draft, r.plan.probe, [s.n_verified for s in r.slots]) for r in records]
-    assert replayed(records, CHEAP) == made
+    assert replayed(records, CHEAP, apart=exact is not None) == made
+    if exact is not None:
+        assert {0, 1, 3} <= {n for _, _, lengths in made for n in lengths} <= {0, 1, 3, 4}
     assert engine.take_rounds() == []
 
 

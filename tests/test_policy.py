@@ -155,6 +155,53 @@ def test_rows_of_others_count() -> None:
     assert DraftLengthPolicy(policy.verify_costs, policy.draft_costs).plan([(Forecast(), 3)], n_other=3).n_draft == 0
 
 
+@pytest.mark.parametrize("drafter", ["good", "fair", "boastful", "always wrong", "drifting"])
+def test_a_slot_alone_is_planned_alike_together_and_apart(drafter: str) -> None:
+    """Where drafting pays: apart, a draft of which nothing is verified is an outcome that is thought of."""
+    together, apart = (World(STAIRS["flat"], DRAFTERS[drafter], seed=5) for _ in range(2))
+    expected = automatic(together, 800, policy=together.policy())
+    assert automatic(apart, 800, policy=apart.policy(apart=True)).lengths == expected.lengths
+
+
+@pytest.mark.parametrize("exact", [(1,), (2, 3), (4, 9), (1, 2, 7, 15), (15,)])
+@pytest.mark.parametrize("stairs", ["flat", "q8_0", "cliff", "linear"])
+@pytest.mark.parametrize("drafter", ["good", "fair", "blind", "always wrong"])
+def test_strict_uses_these_lengths_and_the_best_of_them(exact: tuple[int, ...], stairs: str, drafter: str) -> None:
+    def world(seed: int) -> World:
+        return World(STAIRS[stairs], DRAFTERS[drafter], seed=seed)
+
+    to_best, to_plain = [], []
+    for seed in range(2):
+        rates = {n: fixed(world(seed), n, N_ROUNDS, exact=exact).rate for n in (0, *exact)}
+        run = automatic(world(seed), N_ROUNDS, exact=exact)
+        assert set(run.lengths) <= {0, *exact}
+        to_best.append(run.rate / max(rates.values()))
+        to_plain.append(run.rate / rates[0])
+    assert mean(to_plain) > 0.98
+    assert mean(to_best) > 0.95
+
+
+def test_slots_apart_pay_for_their_own_decodes() -> None:
+    """A row is as dear for the first slot's decode as for the second's: a good draft gets all, a bad one none."""
+    policy = DraftLengthPolicy([(1, 1000.0), (4, 1100.0), (5, 4000.0)], [(1, 50.0), (30, 80.0)], apart=True)
+    good, fair, bad = Forecast(), Forecast(), Forecast()
+    for _ in range(40):
+        policy.observe_draft(good, [0.9] * 3, 3, ended=False)
+        policy.observe_draft(fair, [0.6] * 3, 2, ended=True)
+        policy.observe_draft(bad, [0.02] * 3, 0, ended=True)
+    slots, lengths = [(good, 3), (fair, 3), (bad, 3)], [[1, 3], [2], [1, 2, 3]]
+    plan = policy.plan(slots, lengths=lengths)
+    assert plan.n_draft == 3
+    cut = policy.cut(plan, slots, [[0.9] * 3, [0.6] * 3, [0.001] * 3], lengths=lengths)
+    assert cut == [3, 2, 0]
+
+
+def test_lengths_belong_to_the_slots() -> None:
+    policy = DraftLengthPolicy([(1, 1.0)], [(1, 1.0)], apart=True)
+    with pytest.raises(ValueError, match="lengths of 2 slots for 1"):
+        policy.plan([(Forecast(), 3)], lengths=[[1], [2]])
+
+
 @pytest.mark.parametrize(
     ("verify", "draft"),
     [([], [(1, 1.0)]), ([(1, 1.0)], []), ([(2, 1.0), (1, 1.0)], [(1, 1.0)]), ([(1, -1.0)], [(1, 1.0)])],

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from audit_rig import EXACT, Pair, keep, result_of
 from conftest import TargetFactory
 from prometheus_client.parser import text_string_to_metric_families
 from server_rig import PROMPT, RunningServer, open_engine, serving
@@ -101,3 +102,24 @@ def test_states_that_slots_go_back_to(tiny_target: TargetFactory) -> None:
         assert second["content"] == first["content"]
         assert second["timings"]["cache_n"] == first["timings"]["prompt_n"] - 8
         assert 0 < scrape(running)["dspine:checkpoint_bytes"][""] <= 1 << 20
+
+
+@pytest.mark.parametrize(("exact", "lengths"), [({2: (0,), 3: (0, 256)}, [2, 3]), ({}, [])])
+def test_strict_is_told(audited_pair: Pair, exact: dict[int, tuple[int, ...]], lengths: list[int]) -> None:
+    keep(audited_pair, result_of(exact), n_parallel=2, n_ctx=1024)
+    engine = Engine(*audited_pair, strict=True, **(EXACT | {"n_parallel": 2, "n_ctx": 1024}))
+    with serving(engine) as running:
+        for n_draft in (-1, 3):
+            running.post("/completion", prompt=PROMPT, n_predict=20, n_draft=n_draft)
+        props = running.client.get("/props").json()
+        found = scrape(running)
+    assert (props["strict"], props["exact_draft_lengths"]) == (True, lengths)
+    assert found["dspine:strict"] == {"": 1}
+    assert found.get("dspine:exact_draft_length", {}) == {str(n): 1 for n in lengths}
+    assert {int(n) for n, rounds in found["dspine:rounds_total"].items() if rounds} <= {0, *lengths}
+
+
+def test_without_strict(server: RunningServer) -> None:
+    props = server.client.get("/props").json()
+    assert (props["strict"], props["exact_draft_lengths"]) == (False, None)
+    assert scrape(server)["dspine:strict"] == {"": 0}

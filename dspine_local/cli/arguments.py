@@ -57,12 +57,15 @@ def add_parallel_argument(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, *, draft_length: bool = True, need_model: bool = True) -> None:
+def add_model_arguments(
+    parser: argparse.ArgumentParser, *, draft_length: bool = True, need_model: bool = True, strict: bool = False
+) -> None:
     """Target, drafter and how they are loaded.
 
     Args:
         draft_length: Whether there is ``--n-draft``; without it the length is chosen automatically.
         need_model: Whether ``-m`` must be given.
+        strict: Whether there is ``--strict``.
     """
     defaults = EngineOptions()
     group = parser.add_argument_group("models")
@@ -83,6 +86,14 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, draft_length: bool =
         )
     else:
         parser.set_defaults(n_draft=None)
+    if strict:
+        group.add_argument(
+            "--strict",
+            action="store_true",
+            help="draft only as much as changes no bit of the answer here, by `dspine-local audit`, or a short one now",
+        )
+    else:
+        parser.set_defaults(strict=False)
     group.add_argument(
         "-c",
         "--ctx-size",
@@ -211,7 +222,7 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
     names = (
         *("devices", "split_mode", "tensor_split", "drafter_device"),
         *("n_ctx", "n_batch", "n_ubatch", "n_gpu_layers", "n_threads", "n_threads_batch", "n_draft"),
-        *("flash_attn", "cache_type_k", "cache_type_v"),
+        *("flash_attn", "cache_type_k", "cache_type_v", "strict"),
     )
     return EngineOptions(
         cache_type_drafter=args.draft_k, use_mmap=not args.no_mmap, **{name: getattr(args, name) for name in names}

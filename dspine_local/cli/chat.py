@@ -33,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--history", metavar="FILE", type=Path, default=_default_history(), help="what was typed (default: %(default)s)"
     )
-    add_model_arguments(parser)
+    add_model_arguments(parser, strict=True)
     add_sampling_arguments(parser)
     parser.set_defaults(run=run)
 
@@ -46,10 +46,7 @@ def run(args: argparse.Namespace) -> int:
     engine = Engine(args.model, args.model_draft, engine_options(args))
     options = GenerationOptions(max_tokens=args.max_tokens, sampling=sampling_options(args))
     session = ChatSession(engine, options, args.system_prompt)
-    drafting = f"up to {engine.max_draft} tokens drafted per round" if engine.max_draft else "no drafts"
-    if engine.n_draft is None:
-        drafting += ", chosen by measurement"
-    print(f"{Path(args.model).name}, {drafting}. /help lists the commands.", file=sys.stderr)
+    print(f"{Path(args.model).name}, {engine.drafting}. /help lists the commands.", file=sys.stderr)
     read = _terminal_reader(session, args.history) if sys.stdin.isatty() else _plain_reader()
     while True:
         try:

@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--raw", action="store_true", help="take the prompt as it is, without the model's chat template"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
-    add_model_arguments(parser)
+    add_model_arguments(parser, strict=True)
     add_sampling_arguments(parser)
     parser.set_defaults(run=run)
 

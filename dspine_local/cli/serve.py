@@ -38,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Serve a target and, if given, its drafter over HTTP: llama-server's and OpenAI's endpoints, and a "
         "chat page at /. Ends with Ctrl-C.",
     )
-    add_model_arguments(parser)
+    add_model_arguments(parser, strict=True)
     group = parser.add_argument_group("server")
     group.add_argument("--host", metavar="HOST", default="127.0.0.1", help="default: %(default)s, this machine only")
     group.add_argument(

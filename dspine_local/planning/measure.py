@@ -59,8 +59,6 @@ def measure(files: PlannedFiles, options: EngineOptions, n_ctx: int, n_draft: in
     amounts = bare.amounts
     if bare.is_recurrent:
         amounts = _with_snapshots(files, options, n_ctx, n_draft, bare)
-    elif n_draft > 0 and files.drafter is None:
-        raise ValueError(f"n_draft = {n_draft} without a drafter, expected 0")
     order = sorted(amounts.items(), key=lambda item: (PARTS.index(item[0][0]), item[0][1]))
     lines = tuple(MemoryLine(part, device, n_bytes) for (part, device), n_bytes in order if n_bytes > 0)
     return Measured(lines, bare.n_ctx)

@@ -36,6 +36,7 @@ class Metrics(Collector):
         self.busy: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.costs: Callable[[], DraftCosts | None] = lambda: None
         self.checkpoint_bytes: Callable[[], int] = lambda: 0
+        self.exact_lengths: tuple[int, ...] | None = None
         self._warned = False
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -84,6 +85,7 @@ class Metrics(Collector):
             "dspine:checkpoint_bytes", "Memory of states that slots can go back to.", value=self.checkpoint_bytes()
         )
         yield from _costs(self.costs())
+        yield from _strict(self.exact_lengths)
         with self._lock:
             for name, text, value in (
                 ("prompt_tokens", "Number of prompt tokens processed.", self.prompt_tokens),
@@ -145,6 +147,17 @@ def _costs(costs: DraftCosts | None) -> Iterator[Metric]:
     ):
         family = GaugeMetricFamily(f"dspine:{name}_cost_seconds", text, labels=["tokens"])
         yield _labelled(family, {n: us / 1e6 for n, us in points})
+
+
+def _strict(exact_lengths: Sequence[int] | None) -> Iterator[Metric]:
+    """Whether drafts are restricted, and to what."""
+    yield GaugeMetricFamily(
+        "dspine:strict", "1: only exact draft lengths are used.", value=0 if exact_lengths is None else 1
+    )
+    if exact_lengths is not None:
+        text = "Draft lengths that are exact somewhere in the context; none, and nothing is drafted."
+        family = GaugeMetricFamily("dspine:exact_draft_length", text, labels=["n_draft"])
+        yield _labelled(family, dict.fromkeys(exact_lengths, 1))
 
 
 def _labelled(family: Family, values: Mapping[Any, float]) -> Family:

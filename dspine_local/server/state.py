@@ -65,11 +65,13 @@ class ServerState:
         )
         self.metrics.costs = lambda: engine.draft_costs
         self.metrics.checkpoint_bytes = lambda: engine.checkpoint_bytes
-        drafting = f"up to {engine.max_draft} tokens drafted per round" if engine.max_draft else "no drafts"
-        if engine.n_draft is None:
-            drafting += ", chosen by measurement"
+        self.metrics.exact_lengths = engine.exact_lengths
         logger.info(
-            "ready: %s, %d slots of %d tokens, %s", self.options.model_name, engine.n_slots, engine.n_ctx, drafting
+            "ready: %s, %d slots of %d tokens, %s",
+            self.options.model_name,
+            engine.n_slots,
+            engine.n_ctx,
+            engine.drafting,
         )
 
     def close(self) -> None:

@@ -57,6 +57,23 @@ class CallbackDrafter final : public DraftSource {
     std::vector<int32_t> lengths_;
 };
 
+// By draft length, from 1 on: pairs of a first position and the one behind the last.
+using Ranges = std::vector<std::vector<std::pair<int32_t, int32_t>>>;
+
+std::optional<ExactLengths> to_exact(const std::optional<Ranges> & ranges) {
+    if (!ranges) {
+        return std::nullopt;
+    }
+    std::vector<std::vector<ExactLengths::Range>> by_length;
+    for (const auto & pairs : *ranges) {
+        by_length.emplace_back();
+        for (const auto & [first, last] : pairs) {
+            by_length.back().push_back({first, last});
+        }
+    }
+    return ExactLengths(std::move(by_length));
+}
+
 const char * finish_name(Finish finish) {
     switch (finish) {
         case Finish::stop: return "stop";
@@ -148,19 +165,20 @@ void bind_engine(py::module_ & m) {
     py::class_<Engine>(m, "Engine")
         .def(py::init([](std::shared_ptr<Target> target, std::shared_ptr<DraftSource> drafter,
                          std::optional<int32_t> n_draft, const Points & verify_costs, const Points & draft_costs,
-                         size_t checkpoint_bytes) {
+                         size_t checkpoint_bytes, const std::optional<Ranges> & exact) {
                  if (n_draft && *n_draft < 0) {  // the core's word for the automatic length
                      throw std::invalid_argument("n_draft = " + std::to_string(*n_draft) +
                                                  ", expected at least 0, or None");
                  }
                  const py::gil_scoped_release release;
-                 return std::make_unique<Engine>(std::move(target), std::move(drafter),
-                                                 EngineOptions{n_draft.value_or(AUTO_DRAFT), to_costs(verify_costs),
-                                                               to_costs(draft_costs), checkpoint_bytes});
+                 return std::make_unique<Engine>(
+                     std::move(target), std::move(drafter),
+                     EngineOptions{n_draft.value_or(AUTO_DRAFT), to_costs(verify_costs), to_costs(draft_costs),
+                                   checkpoint_bytes, to_exact(exact)});
              }),
              py::arg("target"), py::arg("drafter") = py::none(), py::kw_only(), py::arg("n_draft") = 7,
              py::arg("verify_costs") = Points{}, py::arg("draft_costs") = Points{},
-             py::arg("checkpoint_bytes") = EngineOptions{}.checkpoint_bytes)
+             py::arg("checkpoint_bytes") = EngineOptions{}.checkpoint_bytes, py::arg("exact") = py::none())
         .def(
             "submit",
             [](Engine & e, std::vector<int32_t> tokens, const SamplingParams & sampling, int32_t max_tokens,

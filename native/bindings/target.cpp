@@ -94,7 +94,10 @@ void bind_target(py::module_ & m) {
         .def_property_readonly("n_layer", [](const Target & t) { return t.tensors()->n_layer; })
         .def_property_readonly("n_ctx_seq", &Target::n_ctx_seq)
         .def_property_readonly("n_seq", &Target::n_seq)
+        .def_property_readonly("n_batch", &Target::n_batch)
         .def_property_readonly("n_threads", &Target::n_threads)
+        .def_property_readonly("n_threads_batch", &Target::n_threads_batch)
+        .def_property_readonly("n_rollback", &Target::n_rollback)
         .def_property_readonly("is_recurrent", &Target::is_recurrent)
         .def_property_readonly("n_ctx_train", [](const Target & t) { return llama_model_n_ctx_train(t.model()); })
         .def_property_readonly("n_bytes", [](const Target & t) { return llama_model_size(t.model()); })
@@ -121,6 +124,25 @@ void bind_target(py::module_ & m) {
         .def("length", &Target::length, py::arg("seq"))
         .def("reusable", &Target::reusable, py::arg("seq"), py::arg("n"))
         .def("truncate", &Target::truncate, py::arg("seq"), py::arg("n"))
+        .def(
+            "save_recurrent",
+            [](const Target & t, int32_t seq) {
+                std::string state;
+                {
+                    const py::gil_scoped_release release;
+                    state = t.save_recurrent(seq);
+                }
+                return py::bytes(state);
+            },
+            py::arg("seq"))
+        .def(
+            "load_recurrent",
+            [](Target & t, int32_t seq, const py::bytes & state, int32_t n) {
+                const std::string bytes = state;
+                const py::gil_scoped_release release;
+                t.load_recurrent(seq, bytes, n);
+            },
+            py::arg("seq"), py::arg("state"), py::arg("n"))
         .def(
             "decode",
             [](Target & t, int32_t seq, const std::vector<int32_t> & tokens, int32_t n_outputs) {

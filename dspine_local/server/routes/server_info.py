@@ -41,6 +41,8 @@ async def props(state: State) -> dict[str, Any]:
         "drafter_path": options.drafter_path,
         "n_draft": engine.n_draft,
         "n_draft_max": engine.max_draft,
+        "strict": engine.exact_lengths is not None,
+        "exact_draft_lengths": engine.exact_lengths,
         "modalities": {"vision": False, "video": False, "audio": False},
         "endpoint_slots": options.endpoint_slots,
         "endpoint_metrics": options.endpoint_metrics,

@@ -18,7 +18,8 @@ Engine::Engine(std::shared_ptr<Target> target, std::shared_ptr<DraftSource> draf
         return;
     }
     if (options_.n_draft == AUTO_DRAFT) {
-        policy_ = std::make_unique<DraftLengthPolicy>(options_.verify_costs, options_.draft_costs);
+        policy_ = std::make_unique<DraftLengthPolicy>(options_.verify_costs, options_.draft_costs,
+                                                      /*apart=*/options_.exact.has_value());
     } else if (options_.n_draft < 0 || options_.n_draft > n_draft_max_) {
         throw std::invalid_argument("n_draft = " + std::to_string(options_.n_draft) + ", expected 0 to " +
                                     std::to_string(n_draft_max_) + " (the drafter gives up to " +
@@ -36,6 +37,12 @@ Engine::Engine(std::shared_ptr<Target> target, std::shared_ptr<DraftSource> draf
         target_->clear(seq);
         drafter_->truncate(seq, 0);
     }
+}
+
+// 0 where no draft could be verified: then the drafter's cache need not be kept up.
+int32_t Engine::draft_length(const Request & request) const {
+    const bool never = options_.exact && options_.exact->longest() == 0;
+    return never ? 0 : request.n_draft.value_or(options_.n_draft);
 }
 
 void Engine::check(const Request & r) const {

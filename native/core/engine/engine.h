@@ -14,6 +14,7 @@
 #include "engine/feature_backlog.h"
 #include "engine/state_checkpoints.h"
 #include "policy/draft_length.h"
+#include "policy/exact_lengths.h"
 #include "target/logprobs.h"
 #include "target/sampling.h"
 #include "target/target.h"
@@ -72,6 +73,9 @@ struct EngineOptions {
     std::vector<CostPoint> draft_costs;
     // Host memory for states that a recurrent target can go back to, of all slots together; 0: it starts anew.
     size_t checkpoint_bytes = size_t{512} << 20;
+    // Strict: drafts of these lengths only, and a decode for every slot alone. A row's last bits depend on how many
+    // rows are computed with it, so neither drafting nor what other slots do then changes an answer.
+    std::optional<ExactLengths> exact;
 };
 
 struct SlotLengths {
@@ -148,8 +152,9 @@ class Engine {
         int32_t n_kept = 0;    // of those, rows that stay
         int32_t n_before = 0;  // committed length when the round began
         bool was_generating = false;
-        bool at_checkpoint = false;  // the state is kept at the round's end
-        int32_t limit = 0;           // longest draft that can be used
+        bool at_checkpoint = false;    // the state is kept at the round's end
+        int32_t limit = 0;             // longest draft that can be used
+        std::vector<int32_t> lengths;  // strict: of these
         std::vector<int32_t> draft;
         std::vector<float> probabilities;  // of the drafted tokens, as the drafter sees them
         int32_t n_unverified = 0;          // drafted tokens that are not worth their row
@@ -160,8 +165,13 @@ class Engine {
 
         int32_t n_verified() const { return static_cast<int32_t>(draft.size()) - n_unverified; }
     };
+    // Microseconds, of all decodes of the round together.
     struct RoundTimes {
-        int64_t start, drafted, decoded, accepted, committed;
+        int64_t draft = 0;
+        int64_t verify = 0;
+        int64_t commit = 0;
+        int64_t whole = 0;
+        std::vector<CostPoint> decodes;
     };
     struct DraftRound {
         DraftPlan plan;                  // of the automatic slots
@@ -173,7 +183,7 @@ class Engine {
     };
 
     void check(const Request & request) const;
-    int32_t draft_length(const Request & request) const { return request.n_draft.value_or(options_.n_draft); }
+    int32_t draft_length(const Request & request) const;
     void admit();
     void drop_cancelled(std::vector<StepEvent> & events);
     bool keeps_drafter(const Slot & slot) const { return drafter_ != nullptr && slot.n_draft != 0; }
@@ -193,16 +203,18 @@ class Engine {
     void erase(Slot & slot, int32_t index);
 
     // engine_draft.cpp
-    int32_t draft_limit(const Slot & slot) const;
+    void limit_draft(Slot & slot, int32_t index) const;
     DraftRound plan_drafts();
     void draft_blocks(DraftRound & round);
     void cut_drafts(const DraftRound & round);
     void learn(const DraftRound & round, const RoundTimes & times, bool has_prompts);
 
     // engine_round.cpp
-    std::vector<BatchToken> plan_batch();
+    std::vector<BatchToken> plan_batch(const std::vector<int32_t> & indices);
     void accept(Slot & slot);
-    void cut_and_commit(RoundTimes & times);
+    void cut_and_commit(const std::vector<int32_t> & indices, RoundTimes & times);
+    std::vector<std::vector<int32_t>> decodes() const;
+    void verify(const std::vector<int32_t> & indices, RoundTimes & times);
     void flush_features(const std::vector<int32_t> & indices);
     void fail(Slot & slot, const std::string & why);
     void rewind(Slot & slot, int32_t index);

@@ -7,16 +7,22 @@
 
 namespace dspine {
 
-// Never more than can be emitted: the round adds one token beyond the draft.
-int32_t Engine::draft_limit(const Slot & slot) const {
-    if (!keeps_drafter(slot)) {
-        return 0;
+// Never more than can be emitted: the round adds one token beyond the draft. Strict: nor more than is exact there.
+void Engine::limit_draft(Slot & slot, int32_t index) const {
+    slot.limit = 0;
+    slot.lengths.clear();
+    if (!slot.job || !slot.generating || !keeps_drafter(slot)) {
+        return;
     }
     int32_t room = target_->n_ctx_seq() - static_cast<int32_t>(slot.tokens.size()) - 1;
     if (slot.job->request.max_tokens >= 0) {
         room = std::min(room, slot.job->request.max_tokens - slot.job->stats.n_generated - 1);
     }
-    return std::clamp(room, 0, slot.n_draft == AUTO_DRAFT ? n_draft_max_ : slot.n_draft);
+    slot.limit = std::clamp(room, 0, slot.n_draft == AUTO_DRAFT ? n_draft_max_ : slot.n_draft);
+    if (options_.exact) {
+        slot.lengths = options_.exact->at(target_->length(index), slot.limit);
+        slot.limit = longest_of(slot.lengths, slot.limit);
+    }
 }
 
 // Decides who drafts and how much. Slots of automatic length are planned together, the others as they were told.
@@ -28,13 +34,14 @@ Engine::DraftRound Engine::plan_drafts() {
         slot.draft.clear();
         slot.probabilities.clear();
         slot.n_unverified = 0;
-        const int32_t limit = slot.limit = slot.job && slot.generating ? draft_limit(slot) : 0;
+        limit_draft(slot, i);
+        const int32_t limit = slot.limit;
         if (slot.job && slot.generating && (slot.n_draft != AUTO_DRAFT || limit == 0)) {
             round.n_other += 1 + (slot.n_draft == AUTO_DRAFT ? 0 : limit);
         }
         if (limit > 0 && slot.n_draft == AUTO_DRAFT) {
             round.automatic.push_back(i);
-            planned.push_back({&slot.job->forecast, limit});
+            planned.push_back({&slot.job->forecast, limit, slot.lengths});
         } else if (limit > 0) {
             round.drafting.push_back(i);
             round.n_longest = std::max(round.n_longest, limit);
@@ -90,6 +97,10 @@ void Engine::draft_blocks(DraftRound & round) {
         slot.draft = std::move(tokens);
         slot.probabilities = std::move(drafts[b].probabilities);
         slot.probabilities.resize(slot.draft.size(), std::nanf(""));
+        if (options_.exact) {  // a drafter may give less than it was asked for
+            const int32_t n = static_cast<int32_t>(slot.draft.size());
+            slot.n_unverified = n - longest_of(slot.lengths, n);
+        }
     }
     cut_drafts(round);
 }
@@ -106,7 +117,7 @@ void Engine::cut_drafts(const DraftRound & round) {
         Slot & slot = slots_[static_cast<size_t>(i)];
         if (slot.finish == Finish::none) {
             drafted.push_back(&slot);
-            planned.push_back({&slot.job->forecast, slot.limit});
+            planned.push_back({&slot.job->forecast, slot.limit, slot.lengths});
             probabilities.push_back(slot.probabilities);
         }
     }
@@ -140,14 +151,17 @@ void Engine::learn(const DraftRound & round, const RoundTimes & times, bool has_
             policy_->observe(slot.job->forecast, outcome);
         }
         if (n_records_ > 0 && slot.n_draft == AUTO_DRAFT) {
-            record.slots.push_back({slot.job->id, slot.limit, slot.n_verified(), std::move(outcome)});
+            record.slots.push_back({slot.job->id, slot.limit, slot.lengths, slot.n_verified(), std::move(outcome)});
         }
     }
     if (!has_prompts && cost.n_rows > 0) {  // else what prompts cost is not known apart
         cost.n_columns = round.n_columns;
-        cost.draft_us = static_cast<double>(times.drafted - times.start);
-        cost.verify_us = static_cast<double>(times.decoded - times.drafted);
-        cost.rest_us = static_cast<double>(times.committed - times.decoded);
+        cost.draft_us = static_cast<double>(times.draft);
+        cost.verify_us = static_cast<double>(times.verify);
+        cost.rest_us = static_cast<double>(times.whole - times.draft - times.verify);
+        if (options_.exact) {
+            cost.decodes = times.decodes;
+        }
         if (round.n_columns == 0) {  // planning, and nothing else
             cost.rest_us += cost.draft_us;
             cost.draft_us = 0.0;

@@ -21,13 +21,13 @@ void Engine::fail(Slot & slot, const std::string & why) {
     slot.error = why;
 }
 
-std::vector<BatchToken> Engine::plan_batch() {
+std::vector<BatchToken> Engine::plan_batch(const std::vector<int32_t> & indices) {
     std::vector<BatchToken> batch;
     const auto begin = [&](Slot & slot, int32_t seq) {
         slot.row = static_cast<int32_t>(batch.size());
         slot.n_before = target_->length(seq);
     };
-    for (int32_t i = 0; i < n_slots(); ++i) {
+    for (const int32_t i : indices) {
         Slot & slot = slots_[static_cast<size_t>(i)];
         if (!slot.job || !slot.generating || slot.finish != Finish::none) {
             continue;
@@ -40,7 +40,7 @@ std::vector<BatchToken> Engine::plan_batch() {
         slot.n_rows = static_cast<int32_t>(batch.size()) - slot.row;
     }
     // Prompts share what is left of the batch.
-    for (int32_t i = 0; i < n_slots(); ++i) {
+    for (const int32_t i : indices) {
         Slot & slot = slots_[static_cast<size_t>(i)];
         const int32_t room = target_->n_batch() - static_cast<int32_t>(batch.size());
         if (!slot.job || slot.generating || slot.finish != Finish::none || room <= 0) {
@@ -100,10 +100,10 @@ void Engine::accept(Slot & slot) {
     }
 }
 
-void Engine::cut_and_commit(RoundTimes & times) {
+void Engine::cut_and_commit(const std::vector<int32_t> & indices, RoundTimes & times) {
     std::vector<FeatureRows> rows;
     std::vector<int32_t> late;  // slots whose backlog comes first
-    for (int32_t i = 0; i < n_slots(); ++i) {
+    for (const int32_t i : indices) {
         Slot & slot = slots_[static_cast<size_t>(i)];
         if (slot.row < 0) {
             continue;
@@ -129,13 +129,13 @@ void Engine::cut_and_commit(RoundTimes & times) {
         late.push_back(i);
         rows.push_back(std::move(part));
     }
-    times.accepted = ggml_time_us();
+    const int64_t start = ggml_time_us();
     flush_features(late);
     if (!rows.empty()) {
         drafter_->commit(rows);
     }
-    times.committed = ggml_time_us();
-    for (int32_t i = 0; i < n_slots(); ++i) {
+    times.commit += ggml_time_us() - start;
+    for (const int32_t i : indices) {
         const Slot & slot = slots_[static_cast<size_t>(i)];
         if (slot.row >= 0 && keeps_drafter(slot) && drafter_length(i) != target_->length(i)) {
             throw BackendError("the drafter has " + std::to_string(drafter_length(i)) +
@@ -198,15 +198,15 @@ void Engine::forget(Slot & slot, int32_t index) {
 void Engine::account(Slot & slot, const RoundTimes & times) {
     RequestStats & stats = slot.job->stats;
     if (!slot.generating) {
-        stats.prefill_us += times.committed - times.start;
+        stats.prefill_us += times.whole;
         slot.generating = !slot.emitted.empty();
         return;
     }
     ++stats.n_rounds;
-    stats.draft_us += times.drafted - times.start;
-    stats.verify_us += times.decoded - times.drafted;
-    stats.commit_us += times.committed - times.accepted;
-    stats.round_us += times.committed - times.start;
+    stats.draft_us += times.draft;
+    stats.verify_us += times.verify;
+    stats.commit_us += times.commit;
+    stats.round_us += times.whole;
     const size_t n_accepted = slot.emitted.empty() ? 0 : slot.emitted.size() - 1;
     const size_t n_verified = static_cast<size_t>(slot.n_verified());
     stats.n_drafted += slot.n_verified();
@@ -221,6 +221,59 @@ void Engine::account(Slot & slot, const RoundTimes & times) {
     }
 }
 
+// The slots of each decode: all together, or, strict, every one alone. Its prompts are then read as if it were the only
+// one, too.
+std::vector<std::vector<int32_t>> Engine::decodes() const {
+    std::vector<std::vector<int32_t>> all;
+    for (int32_t i = 0; i < n_slots(); ++i) {
+        if (all.empty() || options_.exact) {
+            all.emplace_back();
+        }
+        all.back().push_back(i);
+    }
+    return all;
+}
+
+// One decode of the target, and all that follows from it.
+void Engine::verify(const std::vector<int32_t> & indices, RoundTimes & times) {
+    try {
+        const std::vector<BatchToken> batch = plan_batch(indices);
+        if (batch.empty()) {
+            return;
+        }
+        const int64_t start = ggml_time_us();
+        target_->decode(batch);
+        const int64_t us = ggml_time_us() - start;
+        times.verify += us;
+        times.decodes.push_back({static_cast<int32_t>(batch.size()), static_cast<double>(us)});
+        for (const int32_t i : indices) {
+            Slot & slot = slots_[static_cast<size_t>(i)];
+            if (slot.row < 0) {
+                continue;
+            }
+            try {
+                accept(slot);
+            } catch (const std::exception & e) {  // a sampler's failure concerns its own request only
+                fail(slot, e.what());
+            }
+        }
+        cut_and_commit(indices, times);
+        for (const int32_t i : indices) {
+            if (slots_[static_cast<size_t>(i)].at_checkpoint) {
+                keep_checkpoint(i);
+            }
+        }
+    } catch (const std::exception & e) {
+        for (const int32_t i : indices) {
+            Slot & slot = slots_[static_cast<size_t>(i)];
+            if (slot.row >= 0) {
+                fail(slot, e.what());
+                rewind(slot, i);
+            }
+        }
+    }
+}
+
 void Engine::run_round() {
     for (int32_t i = 0; i < n_slots(); ++i) {
         Slot & slot = slots_[static_cast<size_t>(i)];
@@ -232,45 +285,15 @@ void Engine::run_round() {
         slot.logprobs.clear();
         slot.n_before = target_->length(i);
     }
-    RoundTimes times = {};
-    DraftRound round;
-    try {
-        times.start = ggml_time_us();
-        round = plan_drafts();
-        draft_blocks(round);
-        const std::vector<BatchToken> batch = plan_batch();
-        if (batch.empty()) {
-            return;
-        }
-        times.drafted = ggml_time_us();
-        target_->decode(batch);
-        times.decoded = ggml_time_us();
-        for (Slot & slot : slots_) {
-            if (slot.row < 0) {
-                continue;
-            }
-            try {
-                accept(slot);
-            } catch (const std::exception & e) {  // a sampler's failure concerns its own request only
-                fail(slot, e.what());
-            }
-        }
-        cut_and_commit(times);
-        for (int32_t i = 0; i < n_slots(); ++i) {
-            if (slots_[static_cast<size_t>(i)].at_checkpoint) {
-                keep_checkpoint(i);
-            }
-        }
-    } catch (const std::exception & e) {
-        for (int32_t i = 0; i < n_slots(); ++i) {
-            Slot & slot = slots_[static_cast<size_t>(i)];
-            if (slot.row >= 0) {
-                fail(slot, e.what());
-                rewind(slot, i);
-            }
-        }
-        return;
+    const int64_t start = ggml_time_us();
+    DraftRound round = plan_drafts();
+    draft_blocks(round);
+    RoundTimes times;
+    times.draft = ggml_time_us() - start;
+    for (const std::vector<int32_t> & indices : decodes()) {
+        verify(indices, times);
     }
+    times.whole = ggml_time_us() - start;
     const bool has_prompts = std::any_of(slots_.begin(), slots_.end(),
                                          [](const Slot & slot) { return slot.row >= 0 && !slot.was_generating; });
     learn(round, times, has_prompts);

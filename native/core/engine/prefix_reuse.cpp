@@ -78,13 +78,14 @@ void Engine::reuse_prefix(int32_t index) {
 
 // How far the prompt may be read in one go: a recurrent target stops for a checkpoint before the prompt's end, and
 // where the prompt parts from one that was read before, since others may do the same. A drafter that has lost its
-// window by then needs an earlier one.
+// window by then needs an earlier one. Strict: neither the drafter nor other slots change how a prompt is read.
 int32_t Engine::prompt_stop(int32_t index) const {
     const Slot & slot = slots_[static_cast<size_t>(index)];
     const int32_t n_prompt = static_cast<int32_t>(slot.tokens.size());
-    const int32_t lookback = keeps_drafter(slot) ? drafter_->lookback() : 0;
+    const int32_t lookback = keeps_drafter(slot) && !options_.exact ? drafter_->lookback() : 0;
+    const int32_t branch = options_.exact ? 0 : slot.branch;
     int32_t stop = n_prompt;
-    for (const int32_t end : {slot.branch, n_prompt - CHECKPOINT_TAIL}) {
+    for (const int32_t end : {branch, n_prompt - CHECKPOINT_TAIL}) {
         for (const int32_t mark : {end - lookback, end}) {
             if (mark > slot.n_before && wants_checkpoint(index, mark)) {
                 stop = std::min(stop, mark);

@@ -48,10 +48,25 @@ std::vector<Candidate> rank(const std::vector<std::vector<double>> & conditional
     return all;
 }
 
+bool may_verify(const DraftingSlot & slot, int32_t n) {
+    return slot.lengths.empty() || std::binary_search(slot.lengths.begin(), slot.lengths.end(), n);
+}
+
+// Whether some slot could verify a whole draft of this length.
+bool is_useful(const std::vector<DraftingSlot> & slots, int32_t n) {
+    return std::any_of(slots.begin(), slots.end(),
+                       [&](const DraftingSlot & slot) { return n <= slot.limit && may_verify(slot, n); });
+}
+
 }  // namespace
 
-DraftLengthPolicy::DraftLengthPolicy(const std::vector<CostPoint> & verify, const std::vector<CostPoint> & draft)
-    : verify_(verify), draft_(draft), shared_(SHARED_MEMORY), credit_us_(2.0 * verify_.at(1) + draft_.at(1)) {}
+DraftLengthPolicy::DraftLengthPolicy(const std::vector<CostPoint> & verify, const std::vector<CostPoint> & draft,
+                                     bool apart)
+    : verify_(verify),
+      draft_(draft),
+      apart_(apart),
+      shared_(SHARED_MEMORY),
+      credit_us_(2.0 * verify_.at(1) + draft_.at(1)) {}
 
 Forecast DraftLengthPolicy::new_forecast() {
     return Forecast(REQUEST_MEMORY);
@@ -66,9 +81,75 @@ std::vector<double> DraftLengthPolicy::conditional(const Forecast & forecast,
     return out;
 }
 
+// How likely each token of such a draft is accepted given that all before it are.
+std::vector<double> DraftLengthPolicy::forecast(const DraftingSlot & slot, int32_t n_draft) const {
+    std::vector<double> conditional;
+    for (int32_t j = 0; j < std::min(n_draft, slot.limit); ++j) {
+        conditional.push_back(slot.forecast->at(j, &shared_));
+    }
+    return conditional;
+}
+
+// Of a slot with a decode of its own: the tokens whose gain is worth most more than their time brings elsewhere.
+int32_t DraftLengthPolicy::best_length(const DraftingSlot & slot, const std::vector<double> & conditional,
+                                       double rate) const {
+    int32_t best = 0;
+    double best_value = -rate * verify_.at(1);
+    double reach = 1.0;
+    double gain = 0.0;
+    for (size_t j = 0; j < conditional.size(); ++j) {
+        reach *= conditional[j];
+        gain += reach;
+        const int32_t n = static_cast<int32_t>(j) + 1;
+        const double value = gain - rate * verify_.at(1 + n);
+        if (value > best_value && may_verify(slot, n)) {
+            best_value = value;
+            best = n;
+        }
+    }
+    return best;
+}
+
+// Likewise for slots with a decode each. What pays for one depends on the rate that all reach together, and that on
+// what each does: begin with all that may be verified, and repeat while the rate rises.
+DraftLengthPolicy::Choice DraftLengthPolicy::expect_apart(const std::vector<DraftingSlot> & slots, int32_t n_draft,
+                                                          int32_t n_other) const {
+    const double n_slots = static_cast<double>(slots.size());
+    const Choice plain = {n_slots, n_slots * verify_.at(1) + verify_.at(n_other) + rest_us_[0]};
+    if (n_draft == 0) {
+        return plain;
+    }
+    Choice best;
+    double rate = 0.0;
+    for (;;) {
+        Choice choice = {n_slots, verify_.at(n_other) + rest_us_[1]};
+        int32_t n_blocks = 0;
+        for (const DraftingSlot & slot : slots) {
+            const std::vector<double> conditional = forecast(slot, n_draft);
+            const int32_t n = best_length(slot, conditional, rate);
+            double reach = 1.0;
+            for (int32_t j = 0; j < n; ++j) {
+                reach *= conditional[static_cast<size_t>(j)];
+                choice.tokens += reach;
+            }
+            choice.us += verify_.at(1 + n);
+            n_blocks += n > 0 ? 1 : 0;
+        }
+        choice.us += draft_.at(std::max(1, n_blocks) * n_draft);
+        if (best.us > 0.0 && choice.rate() <= best.rate()) {
+            return best;
+        }
+        best = choice;
+        rate = choice.rate();
+    }
+}
+
 // The best that can be had from drafts of n_draft tokens, of which as many are verified as pays.
 DraftLengthPolicy::Choice DraftLengthPolicy::expect(const std::vector<DraftingSlot> & slots, int32_t n_draft,
                                                     int32_t n_other) const {
+    if (apart_) {
+        return expect_apart(slots, n_draft, n_other);
+    }
     const int32_t n_slots = static_cast<int32_t>(slots.size());
     const Choice plain = {static_cast<double>(n_slots), verify_.at(n_slots + n_other) + rest_us_[0]};
     if (n_draft == 0) {
@@ -76,11 +157,7 @@ DraftLengthPolicy::Choice DraftLengthPolicy::expect(const std::vector<DraftingSl
     }
     std::vector<std::vector<double>> drafts;
     for (const DraftingSlot & slot : slots) {
-        std::vector<double> conditional;
-        for (int32_t j = 0; j < std::min(n_draft, slot.limit); ++j) {
-            conditional.push_back(slot.forecast->at(j, &shared_));
-        }
-        drafts.push_back(std::move(conditional));
+        drafts.push_back(forecast(slot, n_draft));
     }
     Choice best;
     std::vector<bool> drafting(slots.size(), false);
@@ -117,6 +194,9 @@ DraftPlan DraftLengthPolicy::plan(const std::vector<DraftingSlot> & slots, int32
     }
     plan.rate = choices[0].rate();
     for (int32_t k = 1; k <= longest; ++k) {
+        if (!is_useful(slots, k)) {
+            continue;
+        }
         const double rate = choices[static_cast<size_t>(k)].rate();
         if (rate > plan.rate * (plan.n_draft == 0 ? MARGIN : 1.0)) {
             plan.rate = rate;
@@ -129,8 +209,9 @@ DraftPlan DraftLengthPolicy::plan(const std::vector<DraftingSlot> & slots, int32
         const Choice & choice = choices[static_cast<size_t>(k)];
         const double loss_us = choice.us - choice.tokens / plan.rate;
         const Use & use = used_[static_cast<size_t>(k)];
-        if (k != plan.n_draft && n_rounds_ - use.last >= (use.n < FEW ? FIRST_PAUSE : PROBE_PAUSE) &&
-            loss_us <= credit_us_ && choice.rate() > WORTH_PROBING * plan.rate &&
+        if (k != plan.n_draft && (k == 0 || is_useful(slots, k)) &&
+            n_rounds_ - use.last >= (use.n < FEW ? FIRST_PAUSE : PROBE_PAUSE) && loss_us <= credit_us_ &&
+            choice.rate() > WORTH_PROBING * plan.rate &&
             (probed < 0 || choice.rate() > choices[static_cast<size_t>(probed)].rate())) {
             probed = k;
         }
@@ -158,6 +239,13 @@ std::vector<int32_t> DraftLengthPolicy::cut(const DraftPlan & plan, const std::v
         usable.resize(std::min(usable.size(), static_cast<size_t>(slots[s].limit)));
         drafts.push_back(conditional(*slots[s].forecast, usable));
     }
+    std::vector<int32_t> lengths(slots.size(), 0);
+    if (apart_) {
+        for (size_t s = 0; s < slots.size(); ++s) {
+            lengths[s] = best_length(slots[s], drafts[s], plan.rate);
+        }
+        return lengths;
+    }
     // The draft is paid for. A token more is worth its time if it brings more than that time would elsewhere.
     const int32_t n_plain = static_cast<int32_t>(slots.size()) + n_other;
     const std::vector<Candidate> ranked = rank(drafts);
@@ -172,7 +260,6 @@ std::vector<int32_t> DraftLengthPolicy::cut(const DraftPlan & plan, const std::v
             n_best = n;
         }
     }
-    std::vector<int32_t> lengths(slots.size(), 0);
     for (size_t n = 0; n < n_best; ++n) {
         ++lengths[ranked[n].slot];
     }
@@ -196,7 +283,10 @@ void DraftLengthPolicy::observe(const DraftPlan & plan, const RoundCost & cost) 
     if (cost.n_columns > 0) {
         draft_.observe(cost.n_columns, cost.draft_us);
     }
-    if (cost.verify_us > 0.0) {
+    for (const CostPoint & decode : cost.decodes) {
+        verify_.observe(decode.n, decode.us);
+    }
+    if (cost.decodes.empty() && cost.verify_us > 0.0) {
         verify_.observe(cost.n_rows, cost.verify_us);
     }
     double & rest = rest_us_[cost.n_columns > 0 ? 1 : 0];

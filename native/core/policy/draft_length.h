@@ -14,7 +14,8 @@ namespace dspine {
 // One sequence that may draft in this round.
 struct DraftingSlot {
     Forecast * forecast;
-    int32_t limit;  // longest draft that it can use, at least 1
+    int32_t limit;                 // longest draft that it can use, at least 1
+    std::vector<int32_t> lengths;  // that may be verified, in rising order; empty: all up to the limit
 };
 
 struct DraftPlan {
@@ -37,12 +38,14 @@ struct RoundCost {
     double draft_us = 0.0;
     double rest_us = 0.0;
     int32_t n_emitted = 0;
+    std::vector<CostPoint> decodes;  // each, where every slot has its own; empty: the one of n_rows
 };
 
 // A slot's part in a round, as the policy was told.
 struct SlotRecord {
     int64_t request = 0;
     int32_t limit = 0;
+    std::vector<int32_t> lengths;  // as in DraftingSlot
     int32_t n_verified = 0;
     DraftOutcome outcome;  // without probabilities where nothing was drafted
 };
@@ -58,7 +61,8 @@ struct RoundRecord {
 class DraftLengthPolicy {
   public:
     // Costs measured at load: of the target's decode by tokens, of the drafter by blocks times draft length.
-    DraftLengthPolicy(const std::vector<CostPoint> & verify, const std::vector<CostPoint> & draft);
+    // apart: every slot is verified in a decode of its own. Only then may `DraftingSlot::lengths` be restricted.
+    DraftLengthPolicy(const std::vector<CostPoint> & verify, const std::vector<CostPoint> & draft, bool apart = false);
 
     // A forecast for a new request.
     static Forecast new_forecast();
@@ -87,10 +91,14 @@ class DraftLengthPolicy {
         int64_t last = 0;  // round
     };
     std::vector<double> conditional(const Forecast & forecast, const std::vector<float> & probabilities) const;
+    std::vector<double> forecast(const DraftingSlot & slot, int32_t n_draft) const;
     Choice expect(const std::vector<DraftingSlot> & slots, int32_t n_draft, int32_t n_other) const;
+    Choice expect_apart(const std::vector<DraftingSlot> & slots, int32_t n_draft, int32_t n_other) const;
+    int32_t best_length(const DraftingSlot & slot, const std::vector<double> & conditional, double rate) const;
 
     CostTable verify_;
     CostTable draft_;
+    bool apart_;
     double rest_us_[2] = {0.0, 0.0};  // of rounds without and with a draft
     Calibration calibration_;
     Forecast shared_;

@@ -34,6 +34,7 @@ class Target {
     int32_t n_seq() const { return options_.n_seq; }
     int32_t n_batch() const { return options_.n_batch; }
     int32_t n_threads() const { return options_.n_threads; }
+    int32_t n_threads_batch() const { return options_.n_threads_batch; }
     int32_t n_rollback() const { return options_.n_rollback; }
     bool is_recurrent() const { return recurrent_; }
 
