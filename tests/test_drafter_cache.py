@@ -144,6 +144,22 @@ def test_a_sliding_cache_is_bounded_by_its_window(tmp_path: Path) -> None:
     assert make_drafter(full.drafter, full.inputs, n_ctx=16384).cache_bytes > 32 * small
 
 
+def test_what_a_long_prompt_leaves_behind_the_window_is_never_read(tmp_path: Path) -> None:
+    """Committing it would cost as much as all layers' keys and values of the whole prompt."""
+    case = sliding_case(tmp_path, "all")
+    hidden = features(case, 700, seed=3)
+    expected = make_drafter(case.drafter, case.inputs, n_ctx=1024)
+    expected.commit(0, hidden)
+    spoilt = hidden.copy()
+    spoilt[: 700 - 4 * WINDOW] = np.nan
+    drafter = make_drafter(case.drafter, case.inputs, n_ctx=1024)
+    drafter.commit(0, spoilt)
+    assert drafter.length(0) == 700
+    draft, wanted = drafter.draft([(0, ANCHOR)], 7)[0], expected.draft([(0, ANCHOR)], 7)[0]
+    assert draft.tokens == wanted.tokens
+    assert draft.probabilities == wanted.probabilities
+
+
 @pytest.mark.parametrize(("cache_type", "limit"), [("f32", 1e-5), ("f16", 2e-3), ("q8_0", 1.5e-2)])
 @pytest.mark.parametrize("window", [None, WINDOW])
 def test_cache_type(tmp_path: Path, cache_type: str, limit: float, window: int | None) -> None:

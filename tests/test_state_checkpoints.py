@@ -213,3 +213,19 @@ def test_cancelled_at_a_checkpoint(hybrid: tuple[TinyTarget, Target], kind: Kind
         engine.step()
         assert_in_step(engine)
         assert turn(engine, prompt, slot=0).tokens == expected
+
+
+def test_rounds_copy_no_state(hybrid: tuple[TinyTarget, Target], kind: Kind) -> None:
+    """A rejected draft is undone by llama.cpp's snapshots: states are copied to the host while a prompt is read only."""
+    _, target = hybrid
+    engine = kind.make()
+    request = engine.submit(text(target, 200), sampling(), max_tokens=N_TOKENS)
+    held: list[tuple[bool, int]] = []  # per step: whether a token has come, and the bytes of all checkpoints
+    answering = False
+    while engine.has_work():
+        answering |= any(event.tokens for event in engine.step() if event.id == request)
+        held.append((answering, engine.checkpoint_bytes))
+    while_answering = [n_bytes for answers, n_bytes in held if answers]
+    assert len(while_answering) > 5
+    assert len(set(while_answering)) == 1
+    assert while_answering[0] > 0
