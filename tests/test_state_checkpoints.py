@@ -216,7 +216,7 @@ def test_cancelled_at_a_checkpoint(hybrid: tuple[TinyTarget, Target], kind: Kind
 
 
 def test_rounds_copy_no_state(hybrid: tuple[TinyTarget, Target], kind: Kind) -> None:
-    """A rejected draft is undone by llama.cpp's snapshots: states are copied to the host while a prompt is read only."""
+    """llama.cpp's snapshots undo a rejected draft: states are copied to the host only while a prompt is read."""
     _, target = hybrid
     engine = kind.make()
     request = engine.submit(text(target, 200), sampling(), max_tokens=N_TOKENS)
