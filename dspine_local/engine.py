@@ -235,17 +235,17 @@ class Engine:
     def _next_event(self, request_id: int) -> _native.StepEvent | None:
         """The request's next event, None when it has been cancelled.
 
-        Whoever waits steps the engine, and passes on what belongs to others.
+        Whoever waits steps the engine, and passes on what belongs to others; between two steps it is another's turn.
         """
-        self._check_process()
         while True:
             with self._step_lock:
                 events = self._events.get(request_id)
                 if events is None:
                     return None
+                if not events:
+                    self._step()
                 if events:
                     return events.popleft()
-                self._step()
 
     def _take_event(self, request_id: int) -> _native.StepEvent | None:
         """The request's next event, if it has come."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self
 
-from dspine_local._native import RequestStats, StepEvent, TokenLogprobs
+from dspine_local._native import StepEvent, TokenLogprobs
 from dspine_local.errors import BackendError
 from dspine_local.options import GenerationOptions
 from dspine_local.stats import GenerationStats
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from dspine_local.engine import Engine
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """What one round added to an answer.
 
     ``text`` ends at a whole character and before what may become a stop text, so it need not be the text of
@@ -37,8 +36,7 @@ class Generation(Iterator[str]):
 
     Leaving a ``with`` block, ``close()``, or an exception while iterating ends the request and frees its slot.
     ``finish_reason`` is ``"stop"``, ``"length"`` or ``"cancelled"`` once finished, None before; ``stop_text`` is the
-    stop text that ended it. ``slot`` is where it runs, None while it is queued. ``logprobs`` has an entry per token
-    when ``n_probs`` was given.
+    stop text that ended it. ``logprobs`` has an entry per token when ``n_probs`` was given.
 
     Any thread may read or close it. Each piece goes to one reader; closing does not wait for one.
     """
@@ -46,6 +44,7 @@ class Generation(Iterator[str]):
     def __init__(self, engine: Engine, request_id: int, prompt: list[int], options: GenerationOptions) -> None:
         self._engine = engine
         self._id = request_id
+        self._options = options
         self._stream = TextStream(options.stop)
         self._pieces: list[str] = []
         self._reading = threading.Lock()  # held while waiting for an event, so that readers take turns
@@ -53,21 +52,25 @@ class Generation(Iterator[str]):
         self.prompt_tokens = prompt
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
-        self.slot: int | None = None
         self.finish_reason: str | None = None
-        self._counters: RequestStats | None = None
+        self._last: StepEvent | None = None
 
     @property
     def stats(self) -> GenerationStats | None:
         """Statistics so far; None before the first token."""
         with self._state:
-            if self._counters is None:
+            if self._last is None:
                 return None
             return replace(
-                GenerationStats.from_native(self._counters),
+                GenerationStats.from_native(self._last.stats),
                 generated=len(self.tokens),
                 exact_draft_lengths=self._engine.exact_lengths,
             )
+
+    @property
+    def slot(self) -> int | None:
+        """Where it runs or ran; None while it is queued."""
+        return None if self._last is None else self._last.slot
 
     @property
     def stop_text(self) -> str | None:
@@ -126,7 +129,7 @@ class Generation(Iterator[str]):
                 self._end("cancelled")
 
     def __del__(self) -> None:
-        if hasattr(self, "_counters"):
+        if hasattr(self, "_last"):
             self.close()
 
     def __enter__(self) -> Self:
@@ -145,31 +148,26 @@ class Generation(Iterator[str]):
             if event is None or self.finish_reason is not None:  # closed meanwhile
                 self.close()
                 return Chunk("")
-            if event.finish_reason == "error":
+            reason = event.finish_reason
+            if reason == "error":
                 self._end("error", finished=True)
                 raise BackendError(f"the request failed: {event.error}")
-            text, emitted = "", event.tokens
-            n_accepted = len(emitted) - 1
-            for n_used, token in enumerate(emitted, 1):
-                text += self._stream.feed(self._engine.tokenizer.piece(token))
-                if self._stream.stopped:
-                    del emitted[n_used:]
-                    break
-            tokens = tuple(emitted)
+            emitted = event.tokens
+            text, n_used = self._stream.feed_all([self._engine.tokenizer.piece(token) for token in emitted])
+            tokens = tuple(emitted[:n_used])
             self.tokens += tokens
-            logprobs = tuple(event.logprobs[: len(tokens)])
+            logprobs = () if self._options.n_probs is None else tuple(event.logprobs[:n_used])
             self.logprobs += logprobs
-            self._counters = event.stats
-            self.slot = event.slot
-            if not self._stream.stopped and event.finish_reason is not None:
+            self._last = event
+            if not self._stream.stopped and reason is not None:
                 text += self._stream.finish()
             if text:
                 self._pieces.append(text)
             if self._stream.stopped:
-                self._end("stop", finished=event.finish_reason is not None)
-            elif event.finish_reason is not None:
-                self._end(event.finish_reason, finished=True)
-            return Chunk(text, tokens, min(len(tokens), max(0, n_accepted)), logprobs)
+                self._end("stop", finished=reason is not None)
+            elif reason is not None:
+                self._end(reason, finished=True)
+            return Chunk(text, tokens, min(n_used, max(0, len(emitted) - 1)), logprobs)
 
     def _end(self, reason: str, *, finished: bool = False) -> None:
         self.finish_reason = reason

@@ -14,6 +14,7 @@ class TextStream:
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_whole = True  # no character is waiting for its other bytes
         self._stop = tuple(stop)
         self._held = ""
         self.stopped = False
@@ -21,7 +22,22 @@ class TextStream:
 
     def feed(self, data: bytes) -> str:
         """The text that is certain after these bytes; sets ``stopped`` and ``stop_text`` at a stop text."""
-        return self._advance(self._decoder.decode(data), final=False)
+        if data.isascii() and self._is_whole:  # nearly always, and much faster
+            return self._advance(data.decode("ascii"), final=False)
+        text = self._decoder.decode(data)
+        self._is_whole = self._decoder.getstate()[0] == b""
+        return self._advance(text, final=False)
+
+    def feed_all(self, pieces: Sequence[bytes]) -> tuple[str, int]:
+        """``feed`` for the tokens of a round: the text, and how many of them it took, fewer at a stop text."""
+        if not self._stop:
+            return self.feed(b"".join(pieces)), len(pieces)
+        text = ""
+        for n_used, piece in enumerate(pieces, start=1):
+            text += self.feed(piece)
+            if self.stopped:
+                return text, n_used
+        return text, len(pieces)
 
     def finish(self) -> str:
         """What was held back, at the end of the answer."""
@@ -30,6 +46,8 @@ class TextStream:
     def _advance(self, text: str, *, final: bool) -> str:
         if self.stopped:
             return ""
+        if not self._stop:
+            return text
         self._held += text
         found = [(at, stop) for at, stop in ((self._held.find(stop), stop) for stop in self._stop) if at >= 0]
         if found:

@@ -16,6 +16,7 @@ class Tokenizer:
 
     def __init__(self, target: _native.Target) -> None:
         self._target = target
+        self._pieces = _Pieces(target)
 
     @cached_property
     def chat_template(self) -> str | None:
@@ -69,7 +70,7 @@ class Tokenizer:
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Bytes of one token, which may be a part of a character; control tokens are empty unless ``special``."""
-        return self._target.piece(token, special=special)
+        return self._target.piece(token, special=True) if special else self._pieces[token]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens; bytes that are not UTF-8 become U+FFFD."""
@@ -77,6 +78,17 @@ class Tokenizer:
 
     def _special_text(self, token: int) -> str:
         return self.piece(token, special=True).decode("utf-8", errors="replace") if token >= 0 else ""
+
+
+class _Pieces(dict[int, bytes]):
+    """Bytes of the tokens seen so far: a target takes longer to tell them."""
+
+    def __init__(self, target: _native.Target) -> None:
+        self._target = target
+
+    def __missing__(self, token: int) -> bytes:
+        piece = self[token] = self._target.piece(token, special=False)
+        return piece
 
 
 def _check_message(what: str, value: Any) -> None:

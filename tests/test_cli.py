@@ -164,7 +164,7 @@ def test_every_sampling_option_has_an_argument() -> None:
 
 def test_options_are_those_that_the_documents_name(capsys: pytest.CaptureFixture[str]) -> None:
     """Every flag in README.md and docs/options.md exists, unless it is said to be llama.cpp's alone."""
-    known = {"--spec-draft-n-max", "--ctx-checkpoints"}  # llama.cpp's
+    known = {"--spec-draft-n-max", "--ctx-checkpoints", "--main-gpu"}  # llama.cpp's
     known |= {"--help", "--no-cache-dir", "-d"}  # argparse's, pip's, curl's
     for command in COMMANDS:
         with pytest.raises(SystemExit):

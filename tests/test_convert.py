@@ -19,7 +19,21 @@ from dspine_local.convert.checkpoint import StoredTensor, read_rows
 pytestmark = pytest.mark.native
 
 GOLDEN_CASES = ("gqa_small", "reference_layout", "sliding_window", "wide_head_dim")
-LLAMA_FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q6_k": 18, "q5_k": 17, "q4_k": 15, "q4_0": 2}
+LLAMA_FILE_TYPES = {
+    "f32": 0,
+    "f16": 1,
+    "bf16": 32,
+    "q8_0": 7,
+    "q6_k": 18,
+    "q5_k": 17,
+    "q4_k": 15,
+    "q3_k": 12,
+    "q2_k": 10,
+    "q5_0": 8,
+    "q5_1": 9,
+    "q4_0": 2,
+    "q4_1": 3,
+}
 # Largest error of a weight, relative to the largest of its block.
 ERROR_BOUNDS = {
     "f32": 0.0,
@@ -29,7 +43,12 @@ ERROR_BOUNDS = {
     "q6_k": 0.04,
     "q5_k": 0.07,
     "q4_k": 0.14,
+    "q3_k": 0.30,
+    "q2_k": 0.5,
+    "q5_0": 0.07,
+    "q5_1": 0.04,
     "q4_0": 0.14,
+    "q4_1": 0.08,
 }
 SMALLEST_F16 = 2.0**-24
 
@@ -203,7 +222,11 @@ def test_every_type_is_used_and_stays_near_float32(outtype: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("outtype", "n_cols", "got"), [("q4_k", 64, "q8_0"), ("q6_k", 8, "f16"), ("q8_0", 8, "f16"), ("q4_0", 8, "f16")]
+    ("outtype", "n_cols", "got"),
+    [
+        *(("q6_k", 64, "q8_0"), ("q5_k", 64, "q5_1"), ("q4_k", 64, "q5_0"), ("q3_k", 64, "q4_0"), ("q2_k", 64, "q4_0")),
+        *(("q6_k", 8, "f16"), ("q8_0", 8, "f16"), ("q4_0", 8, "f16")),
+    ],
 )
 def test_rows_that_do_not_divide_fall_back_and_this_is_said(
     outtype: str, n_cols: int, got: str, tmp_path: Path

@@ -93,6 +93,26 @@ llama_sampler * make_sampler(const std::string & name, const SamplingParams & p)
                                 "temperature");
 }
 
+// The first of the largest logits. Maxima of many lanes at a time, which compilers turn into vector instructions; then
+// where the largest lies.
+int32_t argmax(const float * logits, int32_t n) {
+    constexpr int32_t N_LANES = 64;
+    float lanes[N_LANES];
+    std::fill(lanes, lanes + N_LANES, -INFINITY);
+    const int32_t n_whole = n / N_LANES * N_LANES;
+    for (int32_t i = 0; i < n_whole; i += N_LANES) {
+        for (int32_t lane = 0; lane < N_LANES; ++lane) {
+            lanes[lane] = logits[i + lane] > lanes[lane] ? logits[i + lane] : lanes[lane];
+        }
+    }
+    float largest = *std::max_element(lanes, lanes + N_LANES);
+    for (int32_t i = n_whole; i < n; ++i) {
+        largest = std::max(largest, logits[i]);
+    }
+    const float * found = std::find(logits, logits + n, largest);
+    return found == logits + n ? 0 : static_cast<int32_t>(found - logits);
+}
+
 }  // namespace
 
 Sampler::Sampler(const llama_model * model, int32_t n_ctx, const SamplingParams & p)
@@ -170,12 +190,8 @@ void Sampler::accept_prompt(const std::vector<int32_t> & tokens) {
 
 int32_t Sampler::sample(const float * logits) {
     if (argmax_) {
-        int32_t best = 0;
-        for (int32_t i = 1; i < n_vocab_; ++i) {
-            best = logits[i] > logits[best] ? i : best;
-        }
-        last_ = best;
-        return best;
+        last_ = argmax(logits, n_vocab_);
+        return last_;
     }
     candidates_.resize(static_cast<size_t>(n_vocab_));
     for (int32_t i = 0; i < n_vocab_; ++i) {
