@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import math
+import multiprocessing
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +83,7 @@ def test_plan_is_what_is_allocated(
     n_draft = longest_draft(files.drafter, None) if files.drafter else 0
     options = EngineOptions(n_ctx=n_ctx, n_parallel=n_parallel)
     planned = {line.part: line.n_bytes for line in measure(files, options, n_ctx, n_draft).lines}
+    planned.pop("vocabulary, graphs")  # in no buffer: see the process
     real = allocated(files, options, n_draft)
 
     state = ("target KV cache", "recurrent state", "recurrent snapshots")
@@ -90,6 +94,34 @@ def test_plan_is_what_is_allocated(
     for part in ("drafter cache", "drafter compute"):
         assert planned.get(part, 0) == pytest.approx(real[part], rel=0.03)
     assert sum(planned.values()) == pytest.approx(sum(real.values()), rel=0.03)
+
+
+def process_growth(files: PlannedFiles, options: EngineOptions, n_draft: int) -> tuple[int, int]:
+    """Bytes that are planned, and that this process grows by for an answer behind a prompt that fills a batch."""
+
+    def own_memory() -> int:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon:")))
+
+    planned = sum(line.n_bytes for line in measure(files, options, options.n_ctx or 0, n_draft).lines)
+    before = own_memory()
+    engine = Engine(files.target, files.drafter, options)
+    prompt = engine.tokenizer.encode("The quick brown fox jumps over the lazy dog. " * 60)
+    engine.generate(prompt[: engine.n_ctx - 40], max_tokens=30).read()
+    return planned, own_memory() - before
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account of a process")
+@pytest.mark.parametrize("with_drafter", [True, False])
+def test_plan_is_what_a_process_grows_by(pairs: dict[str, PlannedFiles], with_drafter: bool) -> None:
+    """``benchmarks/process_memory.py`` measures more cases."""
+    files = pairs["smollm2"] if with_drafter else replace(pairs["smollm2"], drafter=None)
+    options = EngineOptions(n_ctx=2048, use_mmap=False)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # a process whose memory nothing else has shaped
+        planned, real = pool.apply(process_growth, (files, options, 7 if with_drafter else 0))
+    assert real == pytest.approx(planned, rel=0.03)
 
 
 def test_snapshots_that_are_counted_are_those_that_would_be_allocated(

@@ -48,7 +48,7 @@ def test_a_drafter(option: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("n_threads", [-1, 10**6])
 def test_a_quantizer(n_threads: int) -> None:
     with pytest.raises(ValueError, match=rf"n_threads = {n_threads}, expected 0 to 512"):
-        _native.quantize(np.zeros((4, 32), np.float32), "q8_0", n_threads)
+        _native.quantize(np.zeros((4, 32), np.float32), "q8_0", n_threads=n_threads)
 
 
 CALLS: dict[str, Callable[[Any, int], Any]] = {

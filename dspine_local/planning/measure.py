@@ -15,13 +15,17 @@ from dspine_local import _native
 from dspine_local.convert.schema import Tensor
 from dspine_local.native_models import open_drafter, open_target
 from dspine_local.options import EngineOptions
-from dspine_local.planning.plan import PARTS, MemoryLine
+from dspine_local.planning.plan import HOST_PARTS, PARTS, MemoryLine
 
 CPU = "CPU"
 # Recurrent snapshots that may really be allocated while planning.
 MAX_SNAPSHOT_BYTES = 256 << 20
 # Layers whose state llama.cpp keeps per sequence have one of these tensors.
 _RECURRENT = re.compile(r"blk\.(\d+)\.(ssm_conv1d|shortconv\.conv)")
+
+# What llama.cpp keeps of a token and of a merge of two (strings, hash nodes and buckets), and of its graphs' descriptions
+# for each of the model's tensors: docs/memory.md.
+TOKEN_BYTES, MERGE_BYTES, GRAPH_BYTES = 144, 104, 16 << 10
 
 Amounts = Counter[tuple[str, str]]  # bytes by part and device
 
@@ -59,6 +63,7 @@ def measure(files: PlannedFiles, options: EngineOptions, n_ctx: int, n_draft: in
     amounts = bare.amounts
     if bare.is_recurrent:
         amounts = _with_snapshots(files, options, n_ctx, n_draft, bare)
+    amounts["vocabulary, graphs", CPU] = bookkeeping_bytes(files.target)
     order = sorted(amounts.items(), key=lambda item: (PARTS.index(item[0][0]), item[0][1]))
     lines = tuple(MemoryLine(part, device, n_bytes) for (part, device), n_bytes in order if n_bytes > 0)
     return Measured(lines, bare.n_ctx)
@@ -118,6 +123,21 @@ def _recurrent_layers(path: str) -> set[str]:
     return {found[1] for t in _native.GgufFile(path).tensors() if (found := _RECURRENT.match(t.name))}
 
 
+def bookkeeping_bytes(path: str) -> int:
+    """Host memory of a target's vocabulary and of its graphs' descriptions, an estimate.
+
+    A file without a vocabulary counts as if it had a BPE of its size, with as many merges as tokens.
+    """
+    file = _native.GgufFile(path)
+    keys = set(file.keys())
+    if "tokenizer.ggml.tokens" in keys:
+        n_tokens = len(file.get("tokenizer.ggml.tokens"))
+        n_merges = len(file.get("tokenizer.ggml.merges")) if "tokenizer.ggml.merges" in keys else 0
+    else:
+        n_tokens = n_merges = int(file.get(f"{file.get('general.architecture')}.vocab_size"))
+    return n_tokens * TOKEN_BYTES + n_merges * MERGE_BYTES + len(file.tensors()) * GRAPH_BYTES
+
+
 def on_assumed_device(lines: Sequence[MemoryLine], files: PlannedFiles, device: str) -> tuple[MemoryLine, ...]:
     """Lines of this machine's CPU as they would be with the whole target on a device that this machine lacks.
 
@@ -129,7 +149,7 @@ def on_assumed_device(lines: Sequence[MemoryLine], files: PlannedFiles, device: 
     on_device = sum(tensors.values()) - (embedding if "output.weight" in tensors else 0)
     moved = [MemoryLine("target weights", device, on_device), MemoryLine("target weights", CPU, embedding)]
     moved += [
-        MemoryLine(line.part, CPU if line.part == "logits and taps" else device, line.n_bytes)
+        MemoryLine(line.part, CPU if line.part in HOST_PARTS else device, line.n_bytes)
         for line in lines
         if line.part != "target weights"
     ]

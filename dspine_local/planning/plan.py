@@ -14,6 +14,7 @@ PARTS = (
     "recurrent snapshots",
     "target compute",
     "logits and taps",
+    "vocabulary, graphs",
     "drafter weights",
     "drafter codes",
     "drafter output matrix",
@@ -21,6 +22,7 @@ PARTS = (
     "drafter compute",
     "reserve",
 )
+HOST_PARTS = ("logits and taps", "vocabulary, graphs")  # in host memory wherever the layers are
 
 
 @dataclass(frozen=True)
