@@ -23,8 +23,8 @@ MAX_SNAPSHOT_BYTES = 256 << 20
 # Layers whose state llama.cpp keeps per sequence have one of these tensors.
 _RECURRENT = re.compile(r"blk\.(\d+)\.(ssm_conv1d|shortconv\.conv)")
 
-# What llama.cpp keeps of a token and of a merge of two (strings, hash nodes and buckets), and of its graphs' descriptions
-# for each of the model's tensors: docs/memory.md.
+# What llama.cpp keeps of a token and of a merge of two (strings, hash nodes and buckets), and for each tensor of the
+# descriptions of its graphs: docs/memory.md.
 TOKEN_BYTES, MERGE_BYTES, GRAPH_BYTES = 144, 104, 16 << 10
 
 Amounts = Counter[tuple[str, str]]  # bytes by part and device
