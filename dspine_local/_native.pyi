@@ -117,6 +117,8 @@ class Target:
     is_recurrent: bool
     n_ctx_train: int
     n_bytes: int
+    graph_splits: tuple[int, int]
+    """Parts that the graphs of a prompt and of one token are cut into for the devices; -1 where that is not known."""
     chat_template: str | None
     bos_token: int
     eos_token: int
@@ -214,6 +216,10 @@ class Drafter(DraftSource):
     ) -> None: ...
     def memory(self) -> list[MemoryUse]:
         """Bytes allocated, or beside a planned target those that would be."""
+    def operations(self, device: str) -> list[tuple[str, str, int, bool]]:
+        """Operations of its largest graphs as they would be on a device: name, type of the operand that matters
+        (weights, a cache), number of nodes, whether the device can run all of them. Raises ValueError for a device that
+        does not exist."""
     def length(self, seq: int) -> int: ...
     def reusable(self, seq: int, n: int) -> int: ...
     def truncate(self, seq: int, n: int) -> None: ...

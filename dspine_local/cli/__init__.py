@@ -23,7 +23,7 @@ SYSTEM_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOME
 
 COMMANDS = (
     *("convert", "inspect", "parity", "generate", "chat", "serve", "demo", "train", "eval", "bench", "fit"),
-    *("audit", "quantize", "rpc-server"),
+    *("audit", "quantize", "quantize-sweep", "doctor", "rpc-server"),
 )
 
 

@@ -72,6 +72,16 @@ void bind_drafter(py::module_ & m) {
         .def_property_readonly("cache_bytes", &Drafter::cache_bytes)
         .def_property_readonly("compute_bytes", &Drafter::compute_bytes)
         .def("memory", [](const Drafter & d) { return to_tuples(d.memory()); })
+        .def(
+            "operations",
+            [](const Drafter & d, const std::string & device) {
+                std::vector<std::tuple<std::string, std::string, int32_t, bool>> all;
+                for (const OperationUse & use : d.operations(device)) {
+                    all.emplace_back(use.name, use.type, use.n_nodes, use.supported);
+                }
+                return all;
+            },
+            py::arg("device"))
         .def("length", &Drafter::length, py::arg("seq"))
         .def("reusable", &Drafter::reusable, py::arg("seq"), py::arg("n"))
         .def("truncate", &Drafter::truncate, py::arg("seq"), py::arg("n"))

@@ -99,6 +99,7 @@ void bind_target(py::module_ & m) {
         .def_property_readonly("n_threads_batch", &Target::n_threads_batch)
         .def_property_readonly("n_rollback", &Target::n_rollback)
         .def_property_readonly("is_recurrent", &Target::is_recurrent)
+        .def_property_readonly("graph_splits", &Target::graph_splits)
         .def_property_readonly("n_ctx_train", [](const Target & t) { return llama_model_n_ctx_train(t.model()); })
         .def_property_readonly("n_bytes", [](const Target & t) { return llama_model_size(t.model()); })
         .def_property_readonly("chat_template",

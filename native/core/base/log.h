@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 namespace dspine {
 
@@ -16,6 +17,9 @@ class LogScope {
     LogScope();
     // "; llama.cpp says: ..." or an empty string.
     std::string reason() const;
+    // Parts that ggml's scheduler cut a context's graphs into, of a prompt and of one token, if one was made since;
+    // there is no other way to ask. -1: not told.
+    std::pair<int, int> graph_splits() const;
 };
 
 }  // namespace dspine

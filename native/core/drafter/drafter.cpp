@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 
 #include "base/check.h"
 #include "base/devices.h"
@@ -15,6 +16,21 @@ namespace {
 constexpr int32_t COMMIT_CHUNK = 512;   // rows of one commit graph
 constexpr size_t MAX_GRAPHS = 32;       // kept ready, of each kind
 constexpr int32_t MAX_SEQUENCES = 256;  // as llama.cpp's
+
+// Nothing is computed: another look at the same bytes.
+bool is_view(const ggml_tensor * node) {
+    return node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE ||
+           node->op == GGML_OP_TRANSPOSE || node->op == GGML_OP_NONE;
+}
+
+// The operand whose type decides whether a device can: weights, a cache.
+const ggml_tensor * main_operand(const ggml_tensor * node) {
+    switch (node->op) {
+        case GGML_OP_FLASH_ATTN_EXT: return node->src[1];
+        case GGML_OP_SET_ROWS: return node;
+        default: return node->src[0];
+    }
+}
 
 TransitionOrder parse_order(const std::string & name, bool is_cpu) {
     if (name == "auto") {
@@ -62,8 +78,15 @@ Drafter::Drafter(const std::string & path, std::shared_ptr<const TargetTensors> 
 
     allocator_.reset(ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend_.get())));
     // The largest block once: unsupported operations and missing memory show now, and the buffer never grows later.
+    const DraftGraph largest = build_draft_graph(parts(), largest_shape());
+    const CommitGraph longest = build_commit_graph(parts(), std::min(COMMIT_CHUNK, options.n_ctx));
+    allocate_graph(longest.graph);
+    allocate_graph(largest.graph);
+}
+
+DraftShape Drafter::largest_shape() const {
     std::vector<BlockRequest> blocks;
-    for (int32_t seq = 0; seq < options.n_seq; ++seq) {
+    for (int32_t seq = 0; seq < cache_->n_seq(); ++seq) {
         blocks.push_back({seq, 0});
     }
     DraftShape shape = shape_for(blocks, config_.max_draft(), false);
@@ -72,10 +95,37 @@ Drafter::Drafter(const std::string & path, std::shared_ptr<const TargetTensors> 
             n_kv = cache_->n_cells(kind);
         }
     }
-    const DraftGraph largest = build_draft_graph(parts(), shape);
-    const CommitGraph longest = build_commit_graph(parts(), std::min(COMMIT_CHUNK, options.n_ctx));
-    allocate_graph(longest.graph);
-    allocate_graph(largest.graph);
+    return shape;
+}
+
+std::vector<OperationUse> Drafter::operations(const std::string & name) const {
+    ggml_backend_dev_t device = find_device(name);
+    DrafterParts there = parts();
+    there.is_cpu = is_cpu(device);
+    DraftShape shape = largest_shape();
+    shape.order = parse_order("auto", there.is_cpu);
+    const DraftGraph draft = build_draft_graph(there, shape);
+    const CommitGraph commit = build_commit_graph(there, std::min(COMMIT_CHUNK, cache_->n_ctx()));
+    std::map<std::pair<std::string, std::string>, OperationUse> found;
+    for (ggml_cgraph * graph : {draft.graph, commit.graph}) {
+        for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+            const ggml_tensor * node = ggml_graph_node(graph, i);
+            if (is_view(node)) {
+                continue;
+            }
+            const ggml_tensor * operand = main_operand(node);
+            const std::string type = operand ? ggml_type_name(operand->type) : "";
+            const std::string op = ggml_op_desc(node);
+            OperationUse & use = found.try_emplace({op, type}, OperationUse{op, type, 0, true}).first->second;
+            ++use.n_nodes;
+            use.supported = use.supported && ggml_backend_dev_supports_op(device, node);
+        }
+    }
+    std::vector<OperationUse> all;
+    for (auto & [key, use] : found) {
+        all.push_back(std::move(use));
+    }
+    return all;
 }
 
 DrafterParts Drafter::parts() const {

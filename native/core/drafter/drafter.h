@@ -28,6 +28,14 @@ struct BlockTrace {
     std::vector<int32_t> candidates;
 };
 
+// Nodes of the drafter's graphs with one operation on one type of operand, and whether a device can run them.
+struct OperationUse {
+    std::string name;
+    std::string type;  // of the operand that matters: weights, a cache; empty without one
+    int32_t n_nodes;
+    bool supported;
+};
+
 class Drafter final : public DraftSource {
   public:
     // Throws FileNotFound, ModelFormatError, PairingError (shapes against the target), BackendError.
@@ -41,6 +49,8 @@ class Drafter final : public DraftSource {
     size_t compute_bytes() const {
         return backend_.planned ? planned_compute_ : ggml_gallocr_get_buffer_size(allocator_.get(), 0);
     }
+    // Operations of its largest graphs as they would be on a device, by name; sorted. Throws std::invalid_argument.
+    std::vector<OperationUse> operations(const std::string & device) const;
     // What it has, or, beside a planned target, would have allocated.
     std::vector<MemoryUse> memory() const;
 
@@ -67,6 +77,7 @@ class Drafter final : public DraftSource {
     void need_weights() const;
     void check_operations(ggml_cgraph * graph) const;
     void commit_chunk(const FeatureRows & rows, int32_t first, int32_t n);
+    DraftShape largest_shape() const;
     DraftShape shape_for(const std::vector<BlockRequest> & blocks, int32_t n_draft, bool trace) const;
     DraftGraph & prepare(const std::vector<BlockRequest> & blocks, const DraftShape & shape);
     void compute(ggml_cgraph * graph, const char * what);

@@ -78,6 +78,7 @@ Target::Target(const std::string & path, const TargetOptions & options) : path_(
         throw BackendError("llama.cpp could not make a context of " + std::to_string(options_.n_ctx) +
                            " positions for '" + path + "'" + log.reason());
     }
+    graph_splits_ = log.graph_splits();
     n_ctx_seq_ = std::min(n_ctx_seq_, static_cast<int32_t>(llama_n_ctx_seq(ctx_.get())));
     n_rollback_ = static_cast<int32_t>(llama_n_rs_seq(ctx_.get()));
     load_tensors();

@@ -61,6 +61,10 @@ class Target {
     // Of the last decode: the tapped rows of tap t, float32 [n_rows, n_embd].
     const float * taps(size_t t) const;
 
+    // Parts that ggml's scheduler cut the graph of a prompt, and that of one token, into: 1 on one device. -1: not
+    // known.
+    std::pair<int, int> graph_splits() const { return graph_splits_; }
+
     int32_t length(int32_t seq) const;
     // The longest length up to n that the sequence can be cut back to.
     int32_t reusable(int32_t seq, int32_t n) const;
@@ -92,6 +96,7 @@ class Target {
     bool recurrent_ = false;
     int32_t n_rollback_ = 0;  // what the context really keeps, recurrent models only
     int32_t n_ctx_seq_ = 0;
+    std::pair<int, int> graph_splits_ = {-1, -1};
     std::shared_ptr<llama_model> model_;
     llama_context_ptr ctx_;
     std::shared_ptr<TargetTensors> tensors_;
