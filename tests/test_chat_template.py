@@ -28,6 +28,20 @@ def test_special_tokens_and_variables() -> None:
     assert text == '<s>["é"]</s>'
 
 
+def test_what_templates_of_hugging_face_may_use() -> None:
+    """Arguments of tojson, loop controls, and the marks of what is trained: GLM, Kimi, LFM2.5 and others need them."""
+    tools = [{"b": "ü<", "a": 1}]
+    for arguments, text in (
+        ("", '[{"b": "ü<", "a": 1}]'),
+        ("ensure_ascii=True", '[{"b": "\\u00fc<", "a": 1}]'),
+        ("ensure_ascii=False, sort_keys=True, separators=(',', ':')", '[{"a":1,"b":"ü<"}]'),
+        ("indent=1", '[\n {\n  "b": "ü<",\n  "a": 1\n }\n]'),
+    ):
+        assert render_chat(f"{{{{ tools | tojson({arguments}) }}}}", USER, tools=tools) == text
+    marked = "{% for m in messages %}{%- generation -%} {{ m.content }}{% endgeneration %}{% break %}{% endfor %}"
+    assert render_chat(marked, [*USER, *USER]) == "Hi"
+
+
 def test_a_template_refuses_messages() -> None:
     with pytest.raises(ValueError, match="only user and assistant"):
         render_chat("{{ raise_exception('only user and assistant') }}", USER)
