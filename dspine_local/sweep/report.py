@@ -60,12 +60,15 @@ def plot_sweep(compared: Sequence[Comparison], chosen: Comparison, path: Path) -
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
+    largest = max(c.result.n_bytes for c in compared)
     for c in compared:
+        side, x = ("right", -6) if c.result.n_bytes > 0.6 * largest else ("left", 6)  # within the axes
         color = "#c05030" if c is chosen else "#4878a8"
         spread = [[max(0.0, c.speed - c.low)], [max(0.0, c.high - c.speed)]]
         axes.errorbar([c.result.n_bytes / MIB], [c.speed], spread, color=color, marker="o", capsize=3)
         label = f"{c.result.type}: length {c.result.length:.2f}, draft {1e3 * c.result.draft_s:.1f} ms"
-        axes.annotate(label, (c.result.n_bytes / MIB, c.speed), xytext=(6, 5), textcoords="offset points", fontsize=8)
+        at = (c.result.n_bytes / MIB, c.speed)
+        axes.annotate(label, at, xytext=(x, 5), textcoords="offset points", fontsize=8, ha=side)
     axes.set_xlabel("MiB")
     axes.set_ylabel("expected tokens/s, the fastest is 1")
     axes.margins(x=0.25, y=0.15)
