@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
@@ -33,7 +33,7 @@ def _to_json(
 class _Generation(Extension):
     """``{% generation %}`` marks what a model is trained to write; in a prompt it is only its content."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - as its base has it
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
