@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspine_local.bench.report import ALL, BenchReport
-from dspine_local.evaluation.plot import check_plot
-from dspine_local.files import write_whole
+from dspine_local.evaluation.plot import check_plot, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +45,7 @@ def plot_report(report: BenchReport, prefix: Path) -> list[Path]:
             continue
         if report.profile is not None:
             figure.suptitle(f"acceptance simulated: {report.profile.name}", color="firebrick")
-        write_whole(path, partial(figure.savefig, dpi=120, format="png"))
+        save_figure(figure, path)
         written.append(path)
     return written
 

@@ -44,6 +44,18 @@ def add_threads_argument(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_predict_argument(parser: argparse._ActionsContainer, default: int, text: str = "tokens per answer") -> None:
+    """The answer's length; a ``default`` below 0 is no limit, and not shown."""
+    parser.add_argument(
+        *("-n", "--predict", "--n-predict"),
+        dest="max_tokens",
+        metavar="N",
+        type=int,
+        default=default,
+        help=text if default < 0 else f"{text} (default: {default})",
+    )
+
+
 def add_parallel_argument(parser: argparse._ActionsContainer) -> None:
     """The number of slots."""
     parser.add_argument(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dspine_local.cli import EXIT_DONE
-from dspine_local.cli.arguments import add_model_arguments, add_parallel_argument, engine_options
+from dspine_local.cli.arguments import add_model_arguments, add_parallel_argument, add_predict_argument, engine_options
 
 if TYPE_CHECKING:
     from dspine_local._native import Target
@@ -33,14 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--prompts", metavar="PATH", type=Path, help="JSONL file or folder (default: our own)")
     parser.add_argument("--limit", metavar="N", type=int, default=1, help="prompts per category (default: 1)")
-    parser.add_argument(
-        *("-n", "--predict", "--n-predict"),
-        dest="max_tokens",
-        metavar="N",
-        type=int,
-        default=64,
-        help="tokens per answer (default: 64)",
-    )
+    add_predict_argument(parser, 64)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_model_arguments(parser, draft_length=False)
     add_parallel_argument(parser)

@@ -20,7 +20,7 @@ from dspine_local.bench.simulation import SimulatedEngine
 from dspine_local.bench.systems import DEFAULT_MODES, EngineMode, System, default_modes, parse_modes
 from dspine_local.bench.tables import show, warn_of_differences
 from dspine_local.checks import UINT32_MAX, OptionError, need_integer
-from dspine_local.cli.arguments import add_model_arguments, engine_options
+from dspine_local.cli.arguments import add_model_arguments, add_predict_argument, engine_options
 from dspine_local.engine import Engine
 from dspine_local.evaluation.prompts import load_prompts, own_prompts
 from dspine_local.options import GenerationOptions, SamplingOptions
@@ -60,14 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--prompts", metavar="PATH", type=Path, help="a .jsonl file or a folder of them (default: the 80 of eval)"
     )
     parser.add_argument("--limit", metavar="N", type=int, help="prompts per category (default: all)")
-    parser.add_argument(
-        *("-n", "--predict", "--n-predict"),
-        dest="max_tokens",
-        metavar="N",
-        type=int,
-        default=128,
-        help="tokens per answer (default: %(default)s)",
-    )
+    add_predict_argument(parser, 128)
     parser.add_argument(
         "--repetitions", metavar="R", type=int, default=3, help="answers of each system per prompt (default: 3)"
     )

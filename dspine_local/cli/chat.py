@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspine_local.cli import EXIT_DONE
-from dspine_local.cli.arguments import add_model_arguments, add_sampling_arguments, engine_options, sampling_options
+from dspine_local.cli.arguments import (
+    add_model_arguments,
+    add_predict_argument,
+    add_sampling_arguments,
+    engine_options,
+    sampling_options,
+)
 from dspine_local.options import GenerationOptions
 
 if TYPE_CHECKING:
@@ -27,9 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "stops the answer; /help lists the commands.",
     )
     parser.add_argument("-sys", "--system-prompt", metavar="TEXT", help="system message")
-    parser.add_argument(
-        "-n", "--predict", "--n-predict", dest="max_tokens", metavar="N", type=int, default=-1, help="tokens per answer"
-    )
+    add_predict_argument(parser, -1)
     parser.add_argument(
         "--history", metavar="FILE", type=Path, default=_default_history(), help="what was typed (default: %(default)s)"
     )

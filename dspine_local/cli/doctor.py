@@ -35,9 +35,10 @@ def run(args: argparse.Namespace) -> int:
 
     diagnosis = examine(_files(args), engine_options(args))
     found = problems(diagnosis)
+    code = EXIT_FAILED if found else EXIT_DONE
     if args.json:
         print(json.dumps({**diagnosis.to_json(), "problems": [asdict(problem) for problem in found]}))
-        return EXIT_FAILED if found else EXIT_DONE
+        return code
     from rich.console import Console
 
     from dspine_local.doctor.report import device_table, graph_lines, operation_table, summary
@@ -52,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"Problem: {problem.found}.\n  What helps: {problem.remedy}")
     if not found:
         print("No problems.")
-    return EXIT_FAILED if found else EXIT_DONE
+    return code
 
 
 def _files(args: argparse.Namespace) -> PlannedFiles | None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dspine_local.checks import INT32_MAX, need_integer
-from dspine_local.cli.arguments import add_model_arguments, engine_options
+from dspine_local.cli.arguments import add_model_arguments, add_predict_argument, engine_options
 from dspine_local.evaluation.measure import EvaluationReport, SetResult, evaluate
 from dspine_local.evaluation.plot import check_plot, plot_report
 from dspine_local.evaluation.prompts import load_prompts
@@ -30,14 +30,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--prompts", metavar="PATH", type=Path, required=True, help="a .jsonl file or a folder of them")
     parser.add_argument("--limit", metavar="N", type=int, help="prompts per category")
-    parser.add_argument(
-        *("-n", "--predict", "--n-predict"),
-        dest="max_tokens",
-        metavar="N",
-        type=int,
-        default=256,
-        help="tokens per answer (default: 256)",
-    )
+    add_predict_argument(parser, 256)
     parser.add_argument(
         *("-np", "--parallel"),
         dest="n_parallel",

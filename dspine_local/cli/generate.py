@@ -10,6 +10,7 @@ from pathlib import Path
 from dspine_local.checks import decode_utf8
 from dspine_local.cli.arguments import (
     add_model_arguments,
+    add_predict_argument,
     add_sampling_arguments,
     engine_options,
     given_text,
@@ -30,16 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     source.add_argument("-p", "--prompt", metavar="TEXT", help="the prompt; - reads it from stdin")
     source.add_argument("-f", "--file", metavar="FILE", help="read the prompt from a file")
     parser.add_argument("-sys", "--system-prompt", metavar="TEXT", help="system message before the prompt")
-    parser.add_argument(
-        "-n",
-        "--predict",
-        "--n-predict",
-        dest="max_tokens",
-        metavar="N",
-        type=int,
-        default=-1,
-        help="tokens at most (default: -1, no limit)",
-    )
+    add_predict_argument(parser, -1, "tokens at most (default: -1, no limit)")
     parser.add_argument("--stop", metavar="TEXT", action="append", default=[], help="end at this text; may be repeated")
     parser.add_argument(
         "--raw", action="store_true", help="take the prompt as it is, without the model's chat template"

@@ -9,10 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from dspine_local.cli import EXIT_DONE
-from dspine_local.cli.arguments import add_model_arguments, engine_options
+from dspine_local.cli.arguments import add_model_arguments, add_predict_argument, engine_options
 from dspine_local.progress import progress_bar
-
-TYPES = "f16,q8_0,q6_k,q5_k,q4_k,q4_0"
+from dspine_local.sweep.run import TYPES
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -25,17 +24,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "interrupted goes on when the same command is given again.",
     )
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder for the drafters and figures")
-    parser.add_argument("--types", metavar="TYPE,...", default=TYPES, help="default: %(default)s")
+    parser.add_argument("--types", metavar="TYPE,...", default=",".join(TYPES), help="default: %(default)s")
     parser.add_argument("--prompts", metavar="PATH", type=Path, help="JSONL file or folder (default: our own)")
     parser.add_argument("--limit", metavar="N", type=int, help="prompts per category, at least 2 (default: all)")
-    parser.add_argument(
-        *("-n", "--predict", "--n-predict"),
-        dest="max_tokens",
-        metavar="N",
-        type=int,
-        default=128,
-        help="tokens per answer (default: 128)",
-    )
+    add_predict_argument(parser, 128)
     parser.add_argument(
         "--allow-requantize", action="store_true", help="take a quantized drafter: each time costs quality"
     )

@@ -15,6 +15,7 @@ from dspine_local.cli import EXIT_DONE
 from dspine_local.cli.arguments import (
     add_model_arguments,
     add_parallel_argument,
+    add_predict_argument,
     add_sampling_arguments,
     engine_options,
     sampling_options,
@@ -67,9 +68,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     group.add_argument(
         "--sse-ping-interval", metavar="S", type=int, default=30, help="comment after S silent seconds; -1 never"
     )
-    group.add_argument(
-        "-n", "--predict", "--n-predict", dest="max_tokens", metavar="N", type=int, default=-1, help="tokens at most"
-    )
+    add_predict_argument(group, -1, "tokens at most")
     add_sampling_arguments(parser)
     parser.set_defaults(run=run)
 

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
-from dspine_local import _native
+from dspine_local import __version__, _native
 from dspine_local.costs import cache_folder
 from dspine_local.errors import BackendError
 from dspine_local.loading import longest_draft
@@ -102,7 +102,7 @@ def examine(files: PlannedFiles | None, options: EngineOptions) -> Diagnosis:
     folder = cache_folder()
     return Diagnosis(
         versions={
-            "dspine-local": version("dspine-local"),
+            "dspine-local": __version__,
             "llama-cpp-python": version("llama-cpp-python"),
             "Python": platform.python_version(),
             "system": f"{platform.system()} {platform.machine()}",

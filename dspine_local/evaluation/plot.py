@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dspine_local.evaluation.measure import EvaluationReport
 from dspine_local.files import output_path, write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def check_plot(path: Path) -> Path:
@@ -43,4 +47,9 @@ def plot_report(report: EvaluationReport, path: Path) -> None:
     positions.set_ylabel("share accepted")
     positions.set_ylim(0, 1)
     positions.legend()
+    save_figure(figure, out)
+
+
+def save_figure(figure: Figure, out: Path) -> None:
+    """Write a PNG, whole or not at all."""
     write_whole(out, lambda partial: figure.savefig(partial, dpi=120, format="png"))

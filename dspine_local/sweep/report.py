@@ -7,8 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from dspine_local.evaluation.plot import check_plot
-from dspine_local.files import write_whole
+from dspine_local.evaluation.plot import check_plot, save_figure
 from dspine_local.sweep.choice import TOLERANCE, Comparison
 
 MIB = 1 << 20
@@ -73,4 +72,4 @@ def plot_sweep(compared: Sequence[Comparison], chosen: Comparison, path: Path) -
     axes.set_ylabel("expected tokens/s, the fastest is 1")
     axes.margins(x=0.25, y=0.15)
     axes.set_title(f"recommended: {chosen.result.type}")
-    write_whole(out, lambda partial: figure.savefig(partial, dpi=120, format="png"))
+    save_figure(figure, out)
