@@ -29,13 +29,13 @@ ROOT = Path(__file__).resolve().parents[1]
 N_WARM_UP = 3
 
 
-def requantize_q8_0(source: Path, out: Path) -> Path:
-    """The same target with every matrix as Q8_0, whose batched logits equal those of single tokens bit by bit."""
+def requantize(source: Path, out: Path, outtype: str = "Q8_0") -> Path:
+    """The same target in another type; of Q8_0, batched logits equal those of single tokens bit by bit."""
     if out.is_file():
         return out
     silence_llama()
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{outtype}")
     params.allow_requantize = True
     status = llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(out), ctypes.byref(params))
     if status != 0:

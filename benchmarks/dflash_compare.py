@@ -27,7 +27,7 @@ from common import (
     parser,
     print_environment,
     random_drafter,
-    requantize_q8_0,
+    requantize,
     seconds,
     table,
     time_interleaved,
@@ -196,7 +196,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="dspine-bench-") as scratch:
         work_dir = args.work_dir or Path(scratch)
         work_dir.mkdir(parents=True, exist_ok=True)
-        target = requantize_q8_0(smollm2_path(), work_dir / "target-q8_0.gguf")
+        target = requantize(smollm2_path(), work_dir / "target-q8_0.gguf")
         for outtype in args.outtypes:
             for n_context in args.contexts:
                 setup = Setup(outtype, n_context, args.layers, args.causal, args.threads, args.reps)

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import environment, parser, print_environment, requantize_q8_0, table
+from common import environment, parser, print_environment, requantize, table
 
 from dspine_local import GREEDY, Engine
 from dspine_local.convert import convert_checkpoint
@@ -59,7 +59,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="dspine-bench-") as scratch:
         work_dir = args.work_dir or Path(scratch)
         work_dir.mkdir(parents=True, exist_ok=True)
-        target = requantize_q8_0(smollm2_path(), work_dir / "target-q8_0.gguf")
+        target = requantize(smollm2_path(), work_dir / "target-q8_0.gguf")
         drafter = work_dir / "drafter-q8_0.gguf"
         convert_checkpoint(drafter_checkpoint(), drafter, outtype="q8_0", target=target, overwrite=True)
         for path in (None, drafter):

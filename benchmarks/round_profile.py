@@ -17,7 +17,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from common import environment, parser, print_environment, requantize_q8_0, table
+from common import environment, parser, print_environment, requantize, table
 
 from dspine_local import GREEDY, Engine, Generation, GenerationStats, SamplingOptions
 from dspine_local.convert import convert_checkpoint
@@ -107,7 +107,7 @@ def main() -> int:
         demo = smollm2_path()
         drafter = work_dir / "drafter-q8_0.gguf"
         convert_checkpoint(drafter_checkpoint(), drafter, outtype="q8_0", target=demo, overwrite=True)
-        for name, target in (("Q4_1 (demo)", demo), ("Q8_0", requantize_q8_0(demo, work_dir / "target-q8_0.gguf"))):
+        for name, target in (("Q4_1 (demo)", demo), ("Q8_0", requantize(demo, work_dir / "target-q8_0.gguf"))):
             engine = Engine(
                 target,
                 drafter,

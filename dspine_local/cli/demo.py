@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dspine_local.checks import need_integer
 from dspine_local.cli import EXIT_DONE, EXIT_FAILED
-from dspine_local.cli.arguments import add_threads_argument
+from dspine_local.cli.arguments import add_predict_argument, add_threads_argument
 from dspine_local.demo import PROMPTS, DemoRound, demo_engine, run_demo
 from dspine_local.progress import progress_bar
 
@@ -26,15 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "show both side by side: the same text, the acceptance length, tokens per second. Needs the extra 'demo'. "
         "Exit code 1 when an answer differs.",
     )
-    parser.add_argument(
-        "-n",
-        "--predict",
-        dest="max_tokens",
-        metavar="N",
-        type=int,
-        default=128,
-        help="tokens per answer (default: 128)",
-    )
+    add_predict_argument(parser, 128)
     parser.add_argument(
         "--n-draft",
         metavar="K",

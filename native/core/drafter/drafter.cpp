@@ -177,9 +177,10 @@ void Drafter::check_operations(ggml_cgraph * graph) const {
     for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
         const ggml_tensor * node = ggml_graph_node(graph, i);
         if (!ggml_backend_supports_op(backend_.get(), node)) {
-            const ggml_tensor * src = node->src[0];
+            const ggml_tensor * operand = main_operand(node);
             throw BackendError("device '" + backend_.name() + "' cannot run the drafter's operation " +
-                               ggml_op_desc(node) + (src ? std::string(" on ") + ggml_type_name(src->type) : ""));
+                               ggml_op_desc(node) +
+                               (operand ? std::string(" on ") + ggml_type_name(operand->type) : ""));
         }
     }
 }
