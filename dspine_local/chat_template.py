@@ -43,6 +43,7 @@ class _Generation(Extension):
 def render_chat(
     template: str,
     messages: Sequence[Message],
+    /,
     *,
     bos_token: str = "",
     eos_token: str = "",
@@ -67,13 +68,14 @@ def render_chat(
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda fmt: datetime.now().strftime(fmt)
+    values = {
+        **variables,
+        "messages": messages,
+        "bos_token": bos_token,
+        "eos_token": eos_token,
+        "add_generation_prompt": add_generation_prompt,
+    }
     try:
-        return environment.from_string(template).render(
-            messages=messages,
-            bos_token=bos_token,
-            eos_token=eos_token,
-            add_generation_prompt=add_generation_prompt,
-            **variables,
-        )
+        return environment.from_string(template).render(values)  # a dict: a keyword could be jinja2's own, as self
     except (TemplateError, TypeError, ArithmeticError, LookupError) as error:
         raise ValueError(f"the model's chat template failed: {error}") from error

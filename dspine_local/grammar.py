@@ -13,6 +13,7 @@ _MAX_SCHEMA_CHARS = 1 << 18
 _MAX_REPETITIONS = 2000  # llama.cpp's own bound
 # The converter's strings may contain line breaks; JSON's may not.
 _ANY_CHARACTER, _JSON_CHARACTER = 'char ::= [^"\\\\] |', 'char ::= [^"\\\\\\x7F\\x00-\\x1F] |'
+_ROOT = "whole-schema"
 DEFINITIONS = ("$defs", "definitions")
 
 
@@ -49,7 +50,7 @@ class SchemaRules:
             if len(text) > _MAX_SCHEMA_CHARS:
                 raise ValueError(f"the JSON schema is longer than {_MAX_SCHEMA_CHARS} characters")
             _check_counts(schema)
-            own = json.loads(text)  # the converter writes into it
+            own = _without_root_reference(json.loads(text))  # a copy: the converter writes into it
             resolved = self._converter.resolve_refs(_name_definitions(own, name) if name else own, name or "schema")
             return self._converter.visit(resolved, name)
         except RecursionError as error:
@@ -87,6 +88,31 @@ def _check_counts(node: Any) -> None:
     elif isinstance(node, list):
         for value in node:
             _check_counts(value)
+
+
+def _without_root_reference(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same schema for a converter that neither knows ``#`` nor looks behind a reference at the root."""
+    if _replace_reference(schema, "#", f"#/$defs/{_ROOT}"):
+        inner = {key: value for key, value in schema.items() if key not in DEFINITIONS}
+        schema.setdefault("$defs", {})[_ROOT] = inner
+    seen = set()
+    while isinstance(reference := schema.get("$ref"), str) and reference not in seen:
+        seen.add(reference)
+        found: Any = schema
+        for step in reference.removeprefix("#/").split("/"):
+            found = found[step]
+        schema = {**{key: schema[key] for key in DEFINITIONS if key in schema}, **found}
+    return schema
+
+
+def _replace_reference(node: Any, old: str, new: str) -> bool:
+    """Whether there was one, at any depth."""
+    inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    found = any([_replace_reference(value, old, new) for value in inner])
+    if isinstance(node, dict) and node.get("$ref") == old:
+        node["$ref"] = new
+        return True
+    return found
 
 
 def _name_definitions(node: Any, prefix: str) -> Any:

@@ -56,7 +56,7 @@ class Tokenizer:
         """
         return self.encode(self.render_chat(messages))
 
-    def render_chat(self, messages: Sequence[Message], **variables: Any) -> str:
+    def render_chat(self, messages: Sequence[Message], /, **variables: Any) -> str:
         """A conversation as text, ready for the assistant's answer; ``variables`` are further ones of the template.
 
         Raises:

@@ -226,6 +226,43 @@ def test_grammar_and_schema_hold(server: RunningServer) -> None:
     assert answer["stop_type"] == "eos"
 
 
+@pytest.mark.parametrize("at", ["$defs", "root"])
+def test_recursive_schemas_hold(server: RunningServer, at: str) -> None:
+    """As pydantic writes a recursive model, and as OpenAI's documentation does."""
+    place = "#" if at == "root" else "#/$defs/Node"
+    node = {
+        "type": "object",
+        "properties": {"name": {"enum": ["a", "b"]}, "child": {"anyOf": [{"$ref": place}, {"type": "null"}]}},
+        "required": ["name", "child"],
+        "additionalProperties": False,
+    }
+    schema = node if at == "root" else {"$defs": {"Node": node}, "$ref": place}
+    depths = set()
+    for seed in range(8):
+        asked = {"temperature": 1.5, "seed": seed, "max_tokens": 600, "logit_bias": [["{", 2]]}
+        answer = server.post("/completion", prompt=PROMPT, json_schema=schema, **asked)
+        if answer["stop_type"] == "limit":
+            continue
+        value = json.loads(answer["content"])
+        jsonschema.validate(value, schema)
+        depths.add(answer["content"].count("name"))
+    assert max(depths) > 1
+
+
+def test_texts_of_digits_in_logit_bias(server: RunningServer) -> None:
+    """A list has ids as numbers; its texts are texts. Keys of an object are texts either way: digits are ids."""
+
+    def biased(bias: object) -> list[tuple[int, float]]:
+        answer = server.post("/completion", prompt=PROMPT, n_predict=1, logit_bias=bias)
+        return [(entry["token"], entry["bias"]) for entry in answer["generation_settings"]["logit_bias"]]
+
+    digit = server.post("/tokenize", content="5")["tokens"]
+    assert biased([["5", 1.5]]) == [(token, 1.5) for token in digit]
+    assert biased({"5": 1.5}) == biased([[5, 1.5]]) == [(5, 1.5)]
+    assert biased({"1_0": 1.5}) == [(token, 1.5) for token in server.post("/tokenize", content="1_0")["tokens"]]
+    assert biased([[5, False]]) == [(5, -1e9)]
+
+
 def test_forced_tool_calls(server: RunningServer) -> None:
     parameters = {
         "type": "object",
@@ -274,6 +311,8 @@ def test_tokens_and_templates(server: RunningServer) -> None:
     assert server.post("/apply-template", messages=parts) == server.post("/apply-template", messages=CHAT)
     continued = server.post("/apply-template", messages=[*CHAT, {"role": "assistant", "content": "Once"}])["prompt"]
     assert continued.endswith("assistant\nOnce")
+    same = {"messages": [*CHAT, {"role": "assistant", "content": "Once"}], "add_generation_prompt": False}
+    assert server.post("/apply-template", **same)["prompt"] == continued
 
 
 def test_information(server: RunningServer) -> None:

@@ -53,7 +53,8 @@ def still_answers(server: RunningServer) -> None:
         ("/completion", {"prompt": [HUGE]}),
         ("/completion", {"prompt": [True]}),
         ("/completion", {"prompt": ["a"] * 1000}),
-        ("/completion", {"prompt": {"prompt_string": "x"}}),
+        ("/completion", {"prompt": {"text": "x"}}),
+        ("/completion", {"prompt": {"prompt_string": "x", "multimodal_data": ["AAAA"]}}),
         ("/completion", {"prompt": [{"prompt_string": "x", "multimodal_data": ["AAAA"]}]}),
         ("/completion", {"prompt": "x", "n_predict": HUGE}),
         ("/completion", {"prompt": "x", "n_predict": -2}),
@@ -75,7 +76,9 @@ def still_answers(server: RunningServer) -> None:
         ("/completion", {"prompt": "x", "logit_bias": [[HUGE, 1]]}),
         ("/completion", {"prompt": "x", "logit_bias": {"1": "a lot"}}),
         ("/completion", {"prompt": "x", "logit_bias": [[1, True]]}),
-        ("/completion", {"prompt": "x", "stop": [""]}),
+        ("/completion", {"prompt": "x", "logit_bias": [[1, 10**400]]}),
+        ("/completion", {"prompt": "x", "logit_bias": {"1": 1e39}}),
+        ("/completion", {"prompt": "x", "n_predict": 4.5}),
         ("/completion", {"prompt": "x", "stop": ["a"] * 1000}),
         ("/completion", {"prompt": "x", "grammar": "root ::= ("}),
         ("/completion", {"prompt": "x", "grammar": "x ::= y"}),
@@ -85,12 +88,16 @@ def still_answers(server: RunningServer) -> None:
         ("/completion", {"prompt": "x", "json_schema": {"type": "string", "maxLength": 10**9}}),
         ("/completion", {"prompt": "x", "json_schema": {"$ref": "https://127.0.0.1/x"}}),
         ("/completion", {"prompt": "x", "json_schema": {"$ref": "#/a/b"}}),
+        ("/completion", {"prompt": "x", "json_schema": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}}),
+        ("/completion", {"prompt": "x", "json_schema": {"$ref": "#"}}),
+        ("/completion", {"prompt": "x", "json_schema": {"$ref": "#/type/0", "type": "string"}}),
         ("/completion", {"prompt": "x", "json_schema": {"type": "string", "pattern": "^(((["}}),
         ("/completion", {"prompt": "x", "json_schema": {}, "grammar": 'root ::= "a"'}),
         ("/completion", {"prompt": "x", "n": 0}),
         ("/completion", {"prompt": "x", "n": 10**6}),
         ("/completion", {"prompt": "x", "id_slot": 7}),
         ("/completion", {"prompt": "x", "n_draft": 1000}),
+        ("/completion", {"prompt": {"prompt_string": 5}}),
         ("/v1/completions", {"prompt": "x", "logprobs": -2}),
         ("/v1/chat/completions", {}),
         ("/v1/chat/completions", {"messages": []}),
@@ -136,6 +143,7 @@ def test_wrong_values(server: RunningServer, path: str, body: dict[str, Any]) ->
         b'{"prompt": "\xff\xfe"}',
         b'{"prompt": "\\ud800"}',
         b'{"prompt": "x", "logit_bias": {"\\udfff": 1}}',
+        b'{"prompt": "x", "logit_bias": [[1, 1e999]]}',
         b'{"prompt": ["\\ud800"]}',
         b'{"prompt": "x", "temperature": NaN}',
         b'{"prompt": "x", "temperature": 1e999}',
@@ -169,6 +177,11 @@ def test_odd_but_right_values(server: RunningServer) -> None:
     nulls = dict.fromkeys(("temperature", "stop", "n", "seed", "grammar", "stream", "logit_bias", "model"))
     server.post("/completion", prompt="x", n_predict=1, user="me", store=False, **nulls)
     server.post("/completion", prompt="x", n_predict=1, seed=2**63, top_k=2**31 - 1, repeat_last_n=-1)
+    assert server.post("/completion", prompt="x", n_predict=2.0, seed=1.0, top_k=3.0)["tokens_predicted"] == 2
+    assert server.post("/completion", prompt="x", n_predict=1, stop="")["stop_type"] == "limit"
+    assert server.post("/completion", prompt="x", n_predict=1, stop=["", "zz"])["generation_settings"]["stop"] == ["zz"]
+    server.post("/completion", prompt={"prompt_string": "x"}, n_predict=1)
+    server.post("/apply-template", messages=USER, chat_template_kwargs={"self": 1, "template": "x", "variables": 2})
     assert server.post("/completion", prompt="x", n_predict=0)["tokens_predicted"] == 0
     server.post("/completion", prompt="x", n_predict=1, logit_bias=[[1, False], ["ab", -1.5], {"token": 2, "bias": 1}])
     server.post("/completion", prompt="x", n_predict=1, samplers="kt", dry_multiplier=1, dry_sequence_breakers=["a"])

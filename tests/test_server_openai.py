@@ -70,11 +70,15 @@ def test_logprobs(client: openai.OpenAI) -> None:
     assert content is not None
     assert len(content) == 12
     assert all(entry.logprob < 0 and len(entry.top_logprobs) == 3 for entry in content)
-    old = client.completions.create(model="tiny", prompt="Hello", temperature=0, max_tokens=6, logprobs=2, echo=True)
-    assert old.choices[0].text.startswith("Hello")
+    old = client.completions.create(model="tiny", prompt="Hello", temperature=0, max_tokens=6, logprobs=2)
     assert old.choices[0].logprobs is not None
     assert len(old.choices[0].logprobs.token_logprobs or []) == 6
-    assert (old.choices[0].logprobs.text_offset or [])[0] == len("Hello")
+    assert (old.choices[0].logprobs.text_offset or [])[0] == 0
+    echoed = client.completions.create(model="tiny", prompt="Hello", temperature=0, max_tokens=6, echo=True)
+    assert echoed.choices[0].text == "Hello" + old.choices[0].text
+    with pytest.raises(openai.APIStatusError, match="echo together with logprobs") as refused:  # not a part of them
+        client.completions.create(model="tiny", prompt="Hello", max_tokens=1, logprobs=2, echo=True)
+    assert refused.value.status_code == 501
 
 
 def test_tools_and_schemas(client: openai.OpenAI) -> None:

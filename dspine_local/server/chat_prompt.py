@@ -13,7 +13,7 @@ from dspine_local.server.errors import ApiError, invalid
 from dspine_local.server.schemas import ChatFields, ChatMessage, ChatRequest
 from dspine_local.tokenizer import Tokenizer
 
-_OWN_VARIABLES = ("messages", "template", "bos_token", "eos_token", "add_generation_prompt", "tools")
+_OWN_VARIABLES = ("messages", "bos_token", "eos_token", "add_generation_prompt", "tools")
 # Text of the thinking, then its end: what precedes a constrained answer when the prompt has opened a block.
 _THINKING_RULE = f'thinking ::= ([^<] | "<" [^/] | "</" [^t])* "{END_THINK}" [\\n]*'
 
@@ -52,11 +52,11 @@ def render(request: ChatFields, tokenizer: Tokenizer) -> ChatPrompt:
             variables["tools"] = tools
         else:
             messages = _with_system(messages, system_text(tools))
-    # An assistant's message at the end is continued, not answered.
-    prefill = messages.pop()["content"] if messages[-1]["role"] == "assistant" and len(messages) > 1 else ""
-    text = tokenizer.render_chat(
-        messages, add_generation_prompt=request.add_generation_prompt is not False, **variables
-    )
+    prefill, opens = "", request.add_generation_prompt is not False
+    if messages[-1]["role"] == "assistant" and len(messages) > 1:
+        # It is continued, not answered: as in llama-server, behind the opening of an assistant's message.
+        prefill, opens = messages.pop()["content"], True
+    text = tokenizer.render_chat(messages, add_generation_prompt=opens, **variables)
     return ChatPrompt(text + prefill, (text + prefill).rstrip().endswith(THINK), tools)
 
 

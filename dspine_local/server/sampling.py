@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from dspine_local.checks import need_number
 from dspine_local.grammar import schema_to_gbnf
 from dspine_local.options import GenerationOptions, SamplingOptions
 from dspine_local.server.config import ServerOptions
@@ -49,10 +50,10 @@ def generation_options(
     if request.lora:
         raise ApiError(501, "lora adapters are not supported")
     limits = (request.n_predict, request.max_completion_tokens, request.max_tokens)
-    stop = request.stop if request.stop is not None else []
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     return GenerationOptions(
         max_tokens=next((limit for limit in limits if limit is not None), defaults.n_predict),
-        stop=[stop] if isinstance(stop, str) else stop,
+        stop=[text for text in stop if text],  # interfaces send fields that were left empty
         n_draft=None if request.n_draft is None or request.n_draft < 0 else request.n_draft,
         cache_prompt=request.cache_prompt is not False,
         n_probs=n_probs,
@@ -100,14 +101,21 @@ def _sampler_names(samplers: Sequence[str] | str) -> list[str]:
 
 
 def _logit_bias(entries: list[Any] | dict[str, Any], tokenizer: Tokenizer) -> list[tuple[int, float]]:
-    pairs = entries.items() if isinstance(entries, dict) else [_pair(entry) for entry in entries]
+    if isinstance(entries, dict):
+        pairs = [(_id_or_text(key), bias) for key, bias in entries.items()]
+    else:
+        pairs = [_pair(entry) for entry in entries]
     out: list[tuple[int, float]] = []
     for key, bias in pairs:
         value = -math.inf if bias is False else bias
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise invalid(f"logit_bias has the bias {bias!r}, expected a number or false")
+        need_number("logit_bias", value, low=-math.inf)
         out.extend((token, float(value)) for token in _tokens(key, tokenizer))
     return out
+
+
+def _id_or_text(key: str) -> int | str:
+    """Keys of a JSON object are texts: digits are an id there, in a list they are digits."""
+    return int(key) if key.isascii() and key.isdigit() else key
 
 
 def _pair(entry: Any) -> tuple[Any, Any]:
@@ -123,7 +131,4 @@ def _tokens(key: Any, tokenizer: Tokenizer) -> list[int]:
         return [key]
     if not isinstance(key, str):
         raise invalid(f"logit_bias has the token {key!r}, expected a token id or text")
-    try:
-        return [int(key)]
-    except ValueError:
-        return tokenizer.encode_plain(key)
+    return tokenizer.encode_plain(key)

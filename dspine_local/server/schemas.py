@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-Int32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
-Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Limit = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 4.0 is what some languages write for 4."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_whole)]
+Int32 = Annotated[Integer, Field(ge=-(2**31), le=2**31 - 1)]
+Count = Annotated[Integer, Field(ge=0, le=2**31 - 1)]
+Limit = Annotated[Integer, Field(ge=-1, le=2**31 - 1)]
 Texts = Annotated[list[str], Field(max_length=256)]
 
 MAX_CHOICES = 64
@@ -40,7 +47,7 @@ class _Fields(BaseModel):
 class SamplingFields(_Fields):
     """llama-server's sampling parameters, its names and defaults."""
 
-    seed: int | None = Field(None, description="-1 draws one")
+    seed: Integer | None = Field(None, description="-1 draws one")
     temperature: float | None = None
     dynatemp_range: float | None = None
     dynatemp_exponent: float | None = None
@@ -79,7 +86,7 @@ class GenerationFields(SamplingFields):
     n_predict: Limit | None = None
     max_tokens: Limit | None = None
     max_completion_tokens: Limit | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
     cache_prompt: bool | None = None
     timings_per_token: bool | None = None
     return_tokens: bool | None = None
@@ -99,8 +106,8 @@ class StreamOptions(_Fields):
 class CompletionRequest(GenerationFields):
     """POST /completion."""
 
-    prompt: str | list[Any]
-    n_cmpl: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    prompt: str | dict[str, Any] | list[Any]
+    n_cmpl: Annotated[Integer, Field(ge=1, le=MAX_CHOICES)] | None = None
     n_probs: Count | None = None
     post_sampling_probs: bool | None = None
 

@@ -60,14 +60,14 @@ def check_request(request: GenerationFields, state: ServerState) -> None:
         raise invalid(f"id_slot = {request.id_slot}, expected -1 to {state.engine.n_slots - 1}")
 
 
-def prompt_tokens(prompt: str | list[Any], tokenizer: Tokenizer) -> list[list[int]]:
+def prompt_tokens(prompt: str | dict[str, Any] | list[Any], tokenizer: Tokenizer) -> list[list[int]]:
     """The prompts of a completion request: text, tokens, both mixed, or a list of such.
 
     Raises:
         ApiError: Something else.
     """
-    if isinstance(prompt, str):
-        return [tokenizer.encode(prompt)]
+    if not isinstance(prompt, list):
+        return [_one_prompt(prompt, tokenizer)]
     if not prompt:
         raise invalid("the prompt is empty")
     single = any(isinstance(part, int) for part in prompt)

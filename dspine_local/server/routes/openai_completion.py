@@ -45,6 +45,8 @@ async def completion(request: Request, body: OpenAICompletionRequest, state: Sta
         raise ApiError(501, "suffix is not supported")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise ApiError(501, "best_of is not supported beyond n")
+    if body.echo and body.logprobs is not None:
+        raise ApiError(501, "echo together with logprobs is not supported: the prompt's tokens have none")
     tokenizer = state.engine.tokenizer
     prompts = await in_thread(lambda: prompt_tokens(body.prompt, tokenizer))
     n_probs = body.logprobs if body.logprobs is not None else body.n_probs or None
@@ -84,8 +86,7 @@ class _Describe:
 
     def choice(self, index: int, events: list[Event], text: str) -> Json:
         entries = [entry for e in events for entry in probabilities(e.chunk, self._tokenizer)]
-        n_echoed = len(text) - sum(len(e.chunk.text) for e in events)
-        logprobs = legacy_logprobs(entries, self._offsets[index] + n_echoed) if entries else None
+        logprobs = legacy_logprobs(entries, self._offsets[index]) if entries else None
         self._offsets[index] += len(text)
         return {
             "text": text,
