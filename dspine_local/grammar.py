@@ -105,14 +105,14 @@ def _without_root_reference(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _replace_reference(node: Any, old: str, new: str) -> bool:
-    """Whether there was one, at any depth."""
+def _replace_reference(node: Any, old: str, new: str) -> int:
+    """How many there were, at any depth."""
     inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    found = any([_replace_reference(value, old, new) for value in inner])
+    count = sum(_replace_reference(value, old, new) for value in inner)
     if isinstance(node, dict) and node.get("$ref") == old:
         node["$ref"] = new
-        return True
-    return found
+        count += 1
+    return count
 
 
 def _name_definitions(node: Any, prefix: str) -> Any:

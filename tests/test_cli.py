@@ -291,7 +291,18 @@ def test_an_interrupt_while_modules_load_is_quiet(module: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
 
 
-@pytest.mark.parametrize("command", [["--help"], ["generate", "--help"], ["inspect", "TARGET"], ["convert", "--help"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["--help"],
+        ["generate", "--help"],
+        ["inspect", "TARGET"],
+        ["convert", "--help"],
+        ["fit", "-m", "TARGET"],
+        ["fit", "-m", "TARGET", "--json"],
+        ["doctor"],
+    ],
+)
 def test_a_reader_that_leaves_ends_the_command_quietly(pair: tuple[str, str], command: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)

@@ -187,7 +187,7 @@ def test_advice_is_measured_and_begins_with_the_cheapest(pairs: dict[str, Planne
     planner = Planner(pairs["hybrid"], Budgets({CPU: needed - 1}, assumed=False), 15)
     advice = planner.advice(EngineOptions(n_parallel=4), 8192)
     assert [a.change for a in advice] == [
-        *("-ub 128", "-ctk q8_0 -ctv q8_0", "--n-draft 7", "-np 1", "-c 7168", "-ctk q4_0 -ctv q4_0", "no -md")
+        *("-ub 128", "-ctk q8_0 -ctv q8_0", "--n-draft 7", "-np 1 -c 2048", "-c 7168", "-ctk q4_0 -ctv q4_0", "no -md")
     ]
     assert all(a.fits and a.saves > 0 for a in advice)
 
@@ -284,6 +284,8 @@ def test_command_without_files(capsys: pytest.CaptureFixture[str]) -> None:
         (["--model-shape", "qwen3-8b", "--quant", "Q9"], "unknown quantization 'Q9'"),
         (["--model-shape", "qwen3-8b", "-ngl", "4", "--vram", "8G"], "no such device"),
         (["-m", "missing.gguf"], "missing.gguf"),
+        (["-m", "missing.gguf", "--quant", "Q8_0"], "--quant and --drafter-quant belong to --model-shape"),
+        (["-m", "missing.gguf", "--drafter-quant", "none"], "--quant and --drafter-quant belong to --model-shape"),
     ],
 )
 def test_command_refuses(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,6 +293,16 @@ def test_command_refuses(arguments: list[str], message: str, capsys: pytest.Capt
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("text", "n_bytes"), [("24GiB", 24 * GIB), ("512M", 512 * MIB), ("1.5g", 1.5 * GIB), ("7", 7)])
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [("24GiB", 24 * GIB), ("512M", 512 * MIB), ("1.5g", 1.5 * GIB), ("1TB", 1024 * GIB), ("7000000", 7e6)],
+)
 def test_sizes(text: str, n_bytes: float) -> None:
     assert parse_size(text) == n_bytes
+
+
+@pytest.mark.parametrize("text", ["32", "0", "٣GiB", "1e9", "GiB", "1000", "0.5K"])
+def test_sizes_that_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", "-m", "x.gguf", "--ram", text])
+    assert "expected a size such as 24GiB" in capsys.readouterr().err

@@ -90,12 +90,11 @@ def _setting(path: str, options: EngineOptions, target: Target) -> dict[str, Any
 
 
 def _print(result: AuditResult, n_ctx: int, kept: Path | None) -> None:
-    from rich.console import Console
-
     from dspine_local.audit.table import audit_table
     from dspine_local.audit.words import exactness_in_words
+    from dspine_local.cli.console import OutputConsole
 
-    Console(file=sys.stdout, highlight=False).print(audit_table(result, n_ctx))
+    OutputConsole().print(audit_table(result, n_ctx))
     longest = max((batch.n_draft for batch in result.batches), default=0)
     print(f"Draft lengths for --strict: {exactness_in_words(result.ranges(longest), n_ctx)}.")
     print(f"Most likely tokens that changed: {result.n_flips}.")

@@ -21,6 +21,7 @@ from dspine_local.bench.systems import DEFAULT_MODES, EngineMode, System, defaul
 from dspine_local.bench.tables import show, warn_of_differences
 from dspine_local.checks import UINT32_MAX, OptionError, need_integer
 from dspine_local.cli.arguments import add_model_arguments, add_predict_argument, engine_options
+from dspine_local.cli.console import OutputConsole
 from dspine_local.engine import Engine
 from dspine_local.evaluation.prompts import load_prompts, own_prompts
 from dspine_local.options import GenerationOptions, SamplingOptions
@@ -163,7 +164,7 @@ def _tell(args: argparse.Namespace, report: BenchReport) -> int:
     if args.json:
         print(json.dumps(report.to_json()), flush=True)
     else:
-        show(Console(), report)
+        show(OutputConsole(), report)
     if args.plot is not None:
         for path in plot_report(report, args.plot):
             if not args.json:

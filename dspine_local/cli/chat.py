@@ -78,9 +78,9 @@ def _handle(session: ChatSession, line: str) -> bool:
 
 
 def _print_answer(session: ChatSession, text: str) -> None:
-    from rich.console import Console
+    from dspine_local.cli.console import OutputConsole
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = OutputConsole(soft_wrap=True)
     answer = session.answer(text)
     try:
         with closing(answer):

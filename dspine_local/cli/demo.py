@@ -13,6 +13,7 @@ from rich.text import Text
 from dspine_local.checks import need_integer
 from dspine_local.cli import EXIT_DONE, EXIT_FAILED
 from dspine_local.cli.arguments import add_predict_argument, add_threads_argument
+from dspine_local.cli.console import OutputConsole
 from dspine_local.demo import PROMPTS, DemoRound, demo_engine, run_demo
 from dspine_local.progress import progress_bar
 
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 when every answer is the same both ways."""
     need_integer("max_tokens", args.max_tokens, 1)
     rounds: list[DemoRound] = []
-    console = Console()
+    console = OutputConsole()
     total = 2 * args.max_tokens * len(PROMPTS)
     with (
         demo_engine(n_draft=args.n_draft, n_threads=args.n_threads) as engine,

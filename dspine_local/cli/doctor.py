@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -39,11 +38,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({**diagnosis.to_json(), "problems": [asdict(problem) for problem in found]}))
         return code
-    from rich.console import Console
-
+    from dspine_local.cli.console import OutputConsole
     from dspine_local.doctor.report import device_table, graph_lines, operation_table, summary
 
-    console = Console(file=sys.stdout, highlight=False)
+    console = OutputConsole()
     print(summary(diagnosis))
     console.print(device_table(diagnosis))
     console.print(operation_table(diagnosis))

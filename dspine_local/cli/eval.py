@@ -12,6 +12,7 @@ from rich.table import Table
 
 from dspine_local.checks import INT32_MAX, need_integer
 from dspine_local.cli.arguments import add_model_arguments, add_predict_argument, engine_options
+from dspine_local.cli.console import OutputConsole
 from dspine_local.evaluation.measure import EvaluationReport, SetResult, evaluate
 from dspine_local.evaluation.plot import check_plot, plot_report
 from dspine_local.evaluation.prompts import load_prompts
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(result.to_json()))
     else:
-        show(Console(), result)
+        show(OutputConsole(), result)
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,8 @@ if TYPE_CHECKING:
     from dspine_local.planning.measure import PlannedFiles
     from dspine_local.planning.plan import MemoryPlan
 
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_QUANT, _DRAFTER_QUANT = "Q4_K_M", "q8_0"
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -43,10 +43,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     group.add_argument("--json", action="store_true", help="print one JSON object (sizes in bytes)")
     group = parser.add_argument_group("models without a file")
     group.add_argument("--model-shape", metavar="NAME", help="qwen3-4b, qwen3-8b or qwen3.8-27b, not -m and -md")
-    group.add_argument("--quant", metavar="TYPE", default="Q4_K_M", help="the target's (default: %(default)s)")
-    group.add_argument(
-        "--drafter-quant", metavar="TYPE", default="q8_0", help="the drafter's, or none (default: %(default)s)"
-    )
+    group.add_argument("--quant", metavar="TYPE", help=f"the target's (default: {_QUANT})")
+    group.add_argument("--drafter-quant", metavar="TYPE", help=f"the drafter's, or none (default: {_DRAFTER_QUANT})")
     add_model_arguments(parser, need_model=False)
     add_parallel_argument(parser)
     parser.set_defaults(run=run)
@@ -58,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("expected one of --model and --model-shape")
     if args.model_shape is not None and args.model_draft is not None:
         raise ValueError("--model-draft needs --model; a model shape has its own drafter (--drafter-quant)")
+    if args.model is not None and (args.quant is not None or args.drafter_quant is not None):
+        raise ValueError("--quant and --drafter-quant belong to --model-shape: files have their types")
     options = replace(engine_options(args), n_parallel=args.n_parallel)
     with tempfile.TemporaryDirectory() as folder:
         return _report(args, options, _files(args, Path(folder)))
@@ -69,8 +69,8 @@ def _files(args: argparse.Namespace, folder: Path) -> PlannedFiles:
     from dspine_local.planning.shapes import write_shape
 
     if args.model_shape is not None:
-        drafter = None if args.drafter_quant == "none" else args.drafter_quant
-        return write_shape(args.model_shape, args.quant, drafter, folder)
+        drafter = args.drafter_quant or _DRAFTER_QUANT
+        return write_shape(args.model_shape, args.quant or _QUANT, None if drafter == "none" else drafter, folder)
     draft = args.model_draft
     return PlannedFiles(str(checked_path(args.model)), None if draft is None else str(checked_path(draft)))
 
@@ -100,12 +100,11 @@ def _report(args: argparse.Namespace, options: EngineOptions, files: PlannedFile
 
 
 def _print(plan: MemoryPlan, n_largest: int, advice: list[Advice]) -> None:
-    from rich.console import Console
-
+    from dspine_local.cli.console import OutputConsole
     from dspine_local.planning.devices import ASSUMED
     from dspine_local.planning.table import advice_table, heading, plan_table
 
-    console = Console(file=sys.stdout, highlight=False)
+    console = OutputConsole()
     console.print(heading(plan))
     console.print(plan_table(plan))
     if ASSUMED in plan.budgets:
@@ -120,8 +119,11 @@ def _print(plan: MemoryPlan, n_largest: int, advice: list[Advice]) -> None:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as 24GiB, 512M or 1000000; K, M and G are powers of 1024."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)(?:i?b)?", text.strip().lower())
+    """Bytes of a size such as 24GiB, 512M or 1000000000; K, M, G and T are powers of 1024."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r}, expected a size such as 24GiB")
-    return int(float(found[1]) * _UNITS[found[2]])
+    n_bytes = int(float(found[1]) * _UNITS[found[2]])
+    if n_bytes < _UNITS["m"]:
+        raise argparse.ArgumentTypeError(f"{text!r} is {n_bytes} bytes, expected a size such as 24GiB")
+    return n_bytes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -65,8 +64,7 @@ def run(args: argparse.Namespace) -> int:
         )
     compared = compare(sweep.results)
     chosen = recommend(compared)
-    from rich.console import Console
-
+    from dspine_local.cli.console import OutputConsole
     from dspine_local.sweep.report import advice, plot_sweep, sweep_table
 
     if args.plot is not None:
@@ -82,6 +80,6 @@ def run(args: argparse.Namespace) -> int:
         ]
         print(json.dumps({"about": sweep.about, "types": types, "recommended": chosen.result.type}))
         return EXIT_DONE
-    Console(file=sys.stdout, highlight=False).print(sweep_table(compared))
+    OutputConsole().print(sweep_table(compared))
     print(advice(chosen, compared))
     return EXIT_DONE

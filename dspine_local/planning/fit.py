@@ -109,7 +109,7 @@ class Planner:
         if options.n_parallel > 1:
             n_ctx_one = now.n_ctx // options.n_parallel
             one = replace(options, n_parallel=1)
-            yield "-np 1", "one request at a time", lambda: self.plan(one, n_ctx_one)
+            yield f"-np 1 -c {n_ctx_one}", "one request at a time", lambda: self.plan(one, n_ctx_one)
         largest = self.largest(options)
         if largest is not None and largest.n_ctx < now.n_ctx:
             context = largest

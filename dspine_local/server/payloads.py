@@ -132,7 +132,7 @@ class Provenance:
 def settings(options: GenerationOptions, *, stream: bool) -> Json:
     """llama-server's ``generation_settings``."""
     sampling = asdict(options.sampling)
-    sampling["logit_bias"] = [{"token": token, "bias": max(-1e9, min(bias, 1e9))} for token, bias in options.sampling.logit_bias]
+    sampling["logit_bias"] = [{"token": token, "bias": max(bias, -1e9)} for token, bias in options.sampling.logit_bias]
     sampling["samplers"] = list(options.sampling.samplers)
     sampling["dry_sequence_breakers"] = list(options.sampling.dry_sequence_breakers)
     return {
