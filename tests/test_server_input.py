@@ -90,6 +90,17 @@ def still_answers(server: RunningServer) -> None:
         ("/completion", {"prompt": "x", "json_schema": {"$ref": "#/a/b"}}),
         ("/completion", {"prompt": "x", "json_schema": {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}}),
         ("/completion", {"prompt": "x", "json_schema": {"$ref": "#"}}),
+        ("/completion", {"prompt": "x", "json_schema": {"type": "integer", "minimum": 5, "maximum": 4}}),
+        ("/completion", {"prompt": "x", "json_schema": {"type": "integer", "minimum": 10**400}}),
+        ("/completion", {"prompt": "x", "json_schema": {"type": "array", "minItems": 3, "maxItems": 1}}),
+        ("/completion", {"prompt": "x", "json_schema": {"properties": {"": {"type": "string"}}}}),
+        ("/completion", {"prompt": "x", "json_schema": {"properties": {"a": False}}}),
+        ("/completion", {"prompt": "x", "json_schema": {"properties": []}}),
+        ("/completion", {"prompt": "x", "json_schema": {"type": "char"}}),
+        ("/completion", {"prompt": "x", "json_schema": {"anyOf": []}}),
+        ("/completion", {"prompt": "x", "json_schema": {"type": "string", "pattern": '^"$'}}),
+        ("/completion", {"prompt": "x", "json_schema": {"type": "string", "pattern": "^a$|^b$"}}),
+        ("/completion", {"prompt": "x", "json_schema": {"type": "string", "pattern": "^\\p{L}$"}}),
         ("/completion", {"prompt": "x", "json_schema": {"$ref": "#/type/0", "type": "string"}}),
         ("/completion", {"prompt": "x", "json_schema": {"type": "string", "pattern": "^(((["}}),
         ("/completion", {"prompt": "x", "json_schema": {}, "grammar": 'root ::= "a"'}),
@@ -117,8 +128,9 @@ def still_answers(server: RunningServer) -> None:
         ("/v1/chat/completions", {"messages": USER, "response_format": {"type": "xml"}}),
         ("/v1/chat/completions", {"messages": USER, "response_format": {"type": "json_schema"}}),
         ("/v1/chat/completions", {"messages": USER, "chat_template_kwargs": {"messages": []}}),
-        ("/tokenize", {}),
         ("/tokenize", {"content": 5}),
+        ("/tokenize", {"content": ["a", 10**6]}),
+        ("/tokenize", {"content": ["a", None]}),
         ("/detokenize", {"tokens": [10**6]}),
         ("/detokenize", {"tokens": [-1]}),
         ("/detokenize", {"tokens": ["a"]}),
@@ -153,7 +165,7 @@ def test_wrong_values(server: RunningServer, path: str, body: dict[str, Any]) ->
         b'{"prompt": "x", "model": "\\ud800"}',
     ],
 )
-@pytest.mark.parametrize("kind", ["application/json", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize("kind", ["application/json", "Application/X-WWW-Form-Urlencoded", "text/plain"])
 def test_bodies_that_are_no_request(server: RunningServer, content: bytes, kind: str) -> None:
     for path in ("/completion", "/v1/completions"):
         code, _ = send(server, path, content, **{"content-type": kind})
@@ -210,6 +222,17 @@ def test_unknown_paths_and_methods(server: RunningServer) -> None:
     assert send(server, "/web/%2e%2e/%2e%2e/app.py", b"", "GET")[0] == 404
     assert send(server, "/completion", b"", "GET")[0] == 405
     assert send(server, "/health", b"", "DELETE")[0] == 405
+    assert server.client.head("/completion").status_code == 405
+    for path in ("/health", "/v1/models", "/"):
+        head, get = server.client.head(path), server.client.get(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == get.headers["content-type"]
+
+
+def test_any_content_type_is_json(server: RunningServer) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded; charset=utf-8", "application/octet-stream"):
+        body = {"content": b'{"prompt": "x", "n_predict": 1}', "headers": {"Content-Type": kind}}
+        assert server.client.post("/completion", **body).status_code == 200  # type: ignore[arg-type]
 
 
 PLAIN_NAMES = ["../x", "..", ".", "", "a/b", "/etc/passwd", "a\\b", "C:x", ".hidden", "a*", "~", "end.", "end ", None]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dspine_local.grammar import DEFINITIONS, JSON_OBJECT, SchemaRules, literal
+from dspine_local.grammar import JSON_OBJECT, SchemaRules, literal
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -83,6 +83,9 @@ def calls_gbnf(tools: Sequence[dict[str, Any]], style: ToolStyle, *, parallel: b
     Raises:
         ValueError: The parameters of a tool cannot be converted.
     """
+    for function in (tool["function"] for tool in tools):
+        if (function.get("parameters") or JSON_OBJECT).get("type", "object") != "object":
+            raise ValueError(f"the parameters of the function {function['name']!r} are not a JSON schema of an object")
     rules = SchemaRules()
     make = _qwen_rules if style == "qwen" else _hermes_rules
     lines = [make(rules, f"tool{i}", tool["function"]) for i, tool in enumerate(tools)]
@@ -103,7 +106,7 @@ def _qwen_rules(rules: SchemaRules, rule: str, function: dict[str, Any]) -> str:
     properties, required = parameters.get("properties", {}), parameters.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         raise ValueError(f"the parameters of the function {function['name']!r} are not a JSON schema of an object")
-    shared = {key: parameters[key] for key in DEFINITIONS if key in parameters}
+    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
     lines = [f'{rule}-text ::= ([^<] | "<" [^/])*']
     parts = [literal(f"<function={function['name']}>\n")]
     for i, (key, schema) in enumerate(properties.items()):

@@ -156,13 +156,14 @@ def _response_schema(response_format: dict[str, Any] | None) -> Any:
     if response_format is None:
         return None
     kind = response_format.get("type")
-    if kind == "text":
+    if kind in (None, "text"):
         return None
     if kind == "json_object":
-        return response_format.get("schema", JSON_OBJECT)
+        schema = response_format.get("schema")
+        return JSON_OBJECT if schema is None else schema
     if kind == "json_schema":
-        inner = response_format.get("json_schema", response_format)
-        if not isinstance(inner, dict) or "schema" not in inner:
+        inner = response_format.get("json_schema") or response_format
+        if not isinstance(inner, dict) or inner.get("schema") is None:
             raise invalid("response_format has type json_schema, but no schema")
         return inner["schema"]
     raise invalid(f"response_format has type {kind!r}, expected text, json_object or json_schema")

@@ -34,7 +34,9 @@ class Gate:
                 await error.response()(scope, receive, send)
                 return
             receive = self._limited(receive)
-            scope = {**scope, "headers": [_as_json(header) for header in scope["headers"]]}
+            # uvicorn sends no body to a HEAD request, whatever the route made of it.
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            scope = {**scope, "method": method, "headers": [_as_json(header) for header in scope["headers"]]}
         await self._app(scope, receive, send)
 
     def _limited(self, receive: Receive) -> Receive:
@@ -78,9 +80,8 @@ def has_key(headers: Headers, keys: Sequence[str]) -> bool:
 
 
 def _as_json(header: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-    """``curl -d`` calls everything a form, and llama-server does not mind; nothing here takes forms."""
-    is_form = header[0] == b"content-type" and header[1].startswith(b"application/x-www-form-urlencoded")
-    return (header[0], b"application/json") if is_form else header
+    """``curl -d`` calls everything a form, others plain text; llama-server does not mind, and bodies are JSON."""
+    return (header[0], b"application/json") if header[0] == b"content-type" else header
 
 
 def is_foreign(headers: Headers) -> bool:

@@ -179,7 +179,7 @@ class ChatRequest(GenerationFields, ChatFields):
 class TokenizeRequest(_Fields):
     """POST /tokenize."""
 
-    content: str
+    content: str | list[str | Int32] = Field("", description="text, or texts and tokens")
     add_special: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
@@ -188,7 +188,7 @@ class TokenizeRequest(_Fields):
 class DetokenizeRequest(_Fields):
     """POST /detokenize."""
 
-    tokens: list[Int32]
+    tokens: list[Int32] = []
 
 
 class SlotFileRequest(_Fields):
