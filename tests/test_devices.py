@@ -251,4 +251,5 @@ class TestOnDevice:
         planned = measure(PlannedFiles(str(smollm2("q8_0")), str(trained_drafter)), options, 2048, 7)
         for name in (device, "CPU"):
             real = sum(size for on, _, size in [*target.memory(), *drafter.memory()] if on == name)
-            assert sum(line.n_bytes for line in planned.lines if line.device == name) == pytest.approx(real, rel=0.03)
+            buffers = [line for line in planned.lines if line.device == name and line.part != "vocabulary, graphs"]
+            assert sum(line.n_bytes for line in buffers) == pytest.approx(real, rel=0.03)

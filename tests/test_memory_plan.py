@@ -268,6 +268,18 @@ def test_command(pairs: dict[str, PlannedFiles], capsys: pytest.CaptureFixture[s
     assert plan("--ram", "2GiB", "--n-draft", "3", code=0)["n_draft"] == 3
 
 
+def test_a_context_smaller_than_plans_try_is_the_largest_if_it_fits(
+    pairs: dict[str, PlannedFiles], capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = pairs["smollm2"]
+    needed = Planner(files, ROOMY, 7).plan(EngineOptions(n_parallel=4), 256).needed(CPU)
+    assert (
+        main(["fit", "-m", files.target, "-md", str(files.drafter), *f"-np 4 -c 256 --ram {needed} --json".split()])
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["largest_n_ctx"] >= 256
+
+
 def test_command_without_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--model-shape", "qwen3-8b", "--vram", "8GiB", "-c", "40960"]) == 1
     text = capsys.readouterr().out
@@ -306,3 +318,10 @@ def test_sizes_that_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -
     with pytest.raises(SystemExit):
         main(["fit", "-m", "x.gguf", "--ram", text])
     assert "expected a size such as 24GiB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("names", ["", ",", " , "])
+def test_devices_without_a_name_are_refused(names: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", "-m", "x.gguf", "--device", names])
+    assert "expected names of devices" in capsys.readouterr().err

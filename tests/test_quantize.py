@@ -18,6 +18,7 @@ from gguf.quants import dequantize
 from gguf_damage import Damage
 
 from dspine_local import _native
+from dspine_local.cli import main
 from dspine_local.convert import OUTTYPES, convert_checkpoint
 from dspine_local.errors import BackendError, ModelFormatError
 from dspine_local.quantize import quantize_file
@@ -127,6 +128,11 @@ class TestDrafters:
         assert errors[1] < errors[0]
         others = [n for n in arrays(plain) if n != name]
         assert all(np.array_equal(arrays(plain)[n][1], arrays(careful)[n][1]) for n in others)
+
+    def test_a_wrong_number_of_threads_is_refused(self, drafter: Path, tmp_path: Path) -> None:
+        for n_threads in ("-5", "1000"):
+            assert main(["quantize", str(drafter), str(tmp_path / "out.gguf"), "q8_0", "-t", n_threads]) == 2
+        assert not list(tmp_path.iterdir())
 
     def test_an_importance_matrix_of_something_else_is_refused(self, drafter: Path, tmp_path: Path) -> None:
         other = write_gguf_imatrix(tmp_path / "other.gguf", {"blk.9.attn_k.weight": np.ones(256, np.float32)})

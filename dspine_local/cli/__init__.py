@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 # As a shell reports a program that SIGINT or SIGPIPE has ended.
@@ -22,8 +22,8 @@ EXIT_INTERRUPTED, EXIT_NO_READER = 130, 141
 SYSTEM_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 
 COMMANDS = (
-    *("convert", "inspect", "parity", "generate", "chat", "serve", "demo", "train", "eval", "bench", "fit"),
-    *("audit", "quantize", "quantize-sweep", "doctor", "rpc-server"),
+    *("convert", "inspect", "fit", "quantize", "quantize-sweep", "generate", "chat", "serve", "parity", "demo"),
+    *("train", "eval", "bench", "audit", "doctor", "rpc-server"),
 )
 
 
@@ -38,8 +38,23 @@ def _module(command: str) -> ModuleType:
     return import_module(f"dspine_local.cli.{command.replace('-', '_')}")
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Names every default that an option's own text does not."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text, default = action.help, action.default
+        if text is None or "default" in text or not action.option_strings:
+            return text
+        if default in (None, "", [], (), argparse.SUPPRESS) or default is False:
+            return text
+        return f"{text} (default: {'on' if default is True else '%(default)s'})"
+
+
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, instead of behind a page of usage."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"formatter_class": HelpFormatter, **settings})
 
     def error(self, message: str) -> NoReturn:
         """Exit; ``--help`` has the rest."""

@@ -52,7 +52,7 @@ def add_predict_argument(parser: argparse._ActionsContainer, default: int, text:
         metavar="N",
         type=int,
         default=default,
-        help=text if default < 0 else f"{text} (default: {default})",
+        help=f"{text} (default: to the end of the context)" if default < 0 else text,
     )
 
 
@@ -70,11 +70,17 @@ def add_parallel_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def add_model_arguments(
-    parser: argparse.ArgumentParser, *, draft_length: bool = True, need_model: bool = True, strict: bool = False
+    parser: argparse.ArgumentParser,
+    *,
+    drafter: str = "its drafter; without one, plain decoding",
+    draft_length: bool = True,
+    need_model: bool = True,
+    strict: bool = False,
 ) -> None:
     """Target, drafter and how they are loaded.
 
     Args:
+        drafter: Help of ``-md``.
         draft_length: Whether there is ``--n-draft``; without it the length is chosen automatically.
         need_model: Whether ``-m`` must be given.
         strict: Whether there is ``--strict``.
@@ -87,7 +93,7 @@ def add_model_arguments(
         "--model-draft",
         "--spec-draft-model",
         metavar="DRAFTER.gguf",
-        help="its drafter; without one, plain decoding",
+        help=drafter,
     )
     if draft_length:
         group.add_argument(
@@ -113,7 +119,7 @@ def add_model_arguments(
         metavar="N",
         type=_positions,
         default=defaults.n_ctx,
-        help="positions for prompt and answer (default: %(default)s); 0 is what the target was trained for, 'auto' as "
+        help="positions for prompt and answer; 0 is what the target was trained for, 'auto' as "
         "many of these as fit into memory",
     )
     for short, long, name, text in (
@@ -126,7 +132,7 @@ def add_model_arguments(
             metavar="N",
             type=int,
             default=getattr(defaults, name),
-            help=f"{text} (default: %(default)s)",
+            help=text,
         )
     add_threads_argument(group)
     group.add_argument(
@@ -149,9 +155,7 @@ def add_model_arguments(
         help="layers of the target in device memory; -1 or 'all' is all (default)",
     )
     _add_device_arguments(group)
-    group.add_argument(
-        "-fa", "--flash-attn", choices=FLASH_ATTN, default=defaults.flash_attn, help="default: %(default)s"
-    )
+    group.add_argument("-fa", "--flash-attn", choices=FLASH_ATTN, default=defaults.flash_attn, help="flash attention")
     types: tuple[tuple[tuple[str, ...], str, str, tuple[str, ...]], ...] = (
         (("-ctk", "--cache-type-k"), "cache_type_k", "the target's keys", CACHE_TYPES),
         (("-ctv", "--cache-type-v"), "cache_type_v", "the target's values", CACHE_TYPES),
@@ -175,7 +179,7 @@ def add_model_arguments(
             metavar="TYPE",
             choices=choices,
             default="f16",
-            help=f"type of {text}: {', '.join(choices)} (default: %(default)s)",
+            help=f"type of {text}: {', '.join(choices)}",
         )
     group.add_argument("--no-mmap", action="store_true", help="read the target's file instead of mapping it")
 
@@ -200,7 +204,7 @@ def _add_device_arguments(group: argparse._ActionsContainer) -> None:
         *("-sm", "--split-mode"),
         choices=SPLIT_MODES,
         default=EngineOptions().split_mode,
-        help="layers over all devices, or none: all layers on the first (default: %(default)s)",
+        help="layers over all devices, or none: all layers on the first",
     )
     group.add_argument(
         *("-ts", "--tensor-split"),
@@ -271,9 +275,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-s", "--seed", metavar="N", type=int, default=-1, help="32 bits; -1 draws one (default)")
     for flags, name, text in _SAMPLING:
         default = getattr(defaults, name)
-        group.add_argument(
-            *flags, dest=name, metavar="X", type=type(default), default=default, help=f"{text} (default: %(default)s)"
-        )
+        group.add_argument(*flags, dest=name, metavar="X", type=type(default), default=default, help=f"{text}")
     group.add_argument(
         "--samplers",
         metavar="NAMES",
@@ -350,6 +352,8 @@ def _names_by_comma(text: str) -> tuple[str, ...]:
 
 def _devices(text: str) -> tuple[str, ...]:
     names = _names_by_comma(text)
+    if not names:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected names of devices, or 'none' for the CPU alone")
     return () if names == ("none",) else names
 
 

@@ -35,7 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--limit", metavar="N", type=int, default=1, help="prompts per category (default: 1)")
     add_predict_argument(parser, 64)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_model_arguments(parser, draft_length=False)
+    add_model_arguments(parser, drafter="its drafter, for the taps and the longest draft", draft_length=False)
     add_parallel_argument(parser)
     parser.set_defaults(run=run)
 

@@ -34,9 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("-sys", "--system-prompt", metavar="TEXT", help="system message")
     add_predict_argument(parser, -1)
-    parser.add_argument(
-        "--history", metavar="FILE", type=Path, default=_default_history(), help="what was typed (default: %(default)s)"
-    )
+    parser.add_argument("--history", metavar="FILE", type=Path, default=_default_history(), help="what was typed")
     add_model_arguments(parser, strict=True)
     add_sampling_arguments(parser)
     parser.set_defaults(run=run)

@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=str.lower,
         choices=list(OUTTYPES),
         default="q8_0",
-        help="type of the weight matrices (default: %(default)s); norms and biases stay f32, and matrices whose rows "
+        help="type of the weight matrices; norms and biases stay f32, and matrices whose rows "
         "do not divide into the type's blocks get the next larger type",
     )
     parser.add_argument(

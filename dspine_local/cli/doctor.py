@@ -24,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "read as far as their headers, nothing is computed. Exit code 0: no problem, 1: problems, with what helps.",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_model_arguments(parser, need_model=False)
+    add_model_arguments(parser, drafter="a drafter", need_model=False)
     parser.set_defaults(run=run)
 
 

@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     group.add_argument("--model-shape", metavar="NAME", help="qwen3-4b, qwen3-8b or qwen3.8-27b, not -m and -md")
     group.add_argument("--quant", metavar="TYPE", help=f"the target's (default: {_QUANT})")
     group.add_argument("--drafter-quant", metavar="TYPE", help=f"the drafter's, or none (default: {_DRAFTER_QUANT})")
-    add_model_arguments(parser, need_model=False)
+    add_model_arguments(parser, drafter="its drafter, if there is one", need_model=False)
     add_parallel_argument(parser)
     parser.set_defaults(run=run)
 
@@ -88,7 +88,7 @@ def _report(args: argparse.Namespace, options: EngineOptions, files: PlannedFile
     if plan is None:  # not even the smallest context: show that
         plan = planner.smallest(options)
     advice = [] if plan.fits else planner.advice(options, plan.n_ctx)
-    n_largest = 0 if largest is None else largest.n_ctx
+    n_largest = max(plan.n_ctx if plan.fits else 0, 0 if largest is None else largest.n_ctx)
     if args.json:
         changes = [vars(entry) for entry in advice]
         print(json.dumps({**plan.to_json(), "largest_n_ctx": n_largest, "advice": changes}))

@@ -21,8 +21,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "docs/parity.md describes the format.",
     )
     parser.add_argument("cases", metavar="CASE_DIR", nargs="+", help="folder with drafter/ and case.npz")
-    parser.add_argument("--outtype", default="f32", help="type of the converted weights (default: %(default)s)")
-    parser.add_argument("-dev", "--device", metavar="NAME", default=CPU, help="the drafter's (default: %(default)s)")
+    parser.add_argument("--outtype", default="f32", help="type of the converted weights")
+    parser.add_argument("-dev", "--device", metavar="NAME", default=CPU, help="the drafter's")
     parser.add_argument("--json", action="store_true", help="print one JSON object per case")
     parser.set_defaults(run=run)
 

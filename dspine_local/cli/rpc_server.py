@@ -20,7 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "HOST:PORT), until interrupted. Needs a llama-cpp-python compiled with -DGGML_RPC=ON. The protocol has no "
         "authentication and no encryption: only for networks where everyone is trusted.",
     )
-    parser.add_argument("-H", "--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
+    parser.add_argument("-H", "--host", default="127.0.0.1", help="address to listen at")
     parser.add_argument("-p", "--port", type=int, default=50052, help="default: %(default)s")
     parser.add_argument(
         *("-d", "--device"),

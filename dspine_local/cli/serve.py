@@ -52,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=int,
         default=EngineOptions().checkpoint_mib,
         help="memory for states that a recurrent or hybrid target can go back to, for prompts that begin like earlier "
-        "ones; all slots together, 0 is none (default: %(default)s)",
+        "ones; all slots together, 0 is none",
     )
     group.add_argument("--api-key", metavar="KEY", action="append", default=[], help="ask for it; may be repeated")
     group.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with one key per line")

@@ -28,11 +28,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--target", metavar="TARGET.gguf", type=Path, required=True, help="the target")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder for everything that is made")
-    parser.add_argument(
-        "--stage", choices=(*STAGES, "all"), default="all", help="run one stage only (default: %(default)s)"
-    )
+    parser.add_argument("--stage", choices=(*STAGES, "all"), default="all", help="run one stage only")
     parser.add_argument("--run", dest="run_name", metavar="NAME", help="folder of this run in DIR (default: the kind)")
-    parser.add_argument("--seed", metavar="N", type=int, default=0)
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of prompts, answers and training")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="of PyTorch")
     add_threads_argument(parser)
     _add_data_arguments(parser)
@@ -55,10 +53,10 @@ def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=int,
         default=800_000,
-        help="answer tokens in all (default: %(default)s)",
+        help="answer tokens in all",
     )
-    group.add_argument("--max-prompt", metavar="N", type=int, default=160, help="default: %(default)s tokens")
-    group.add_argument("--max-answer", metavar="N", type=int, default=256, help="default: %(default)s tokens")
+    group.add_argument("--max-prompt", metavar="N", type=int, default=160, help="tokens")
+    group.add_argument("--max-answer", metavar="N", type=int, default=256, help="tokens")
     group.add_argument("--greedy-share", metavar="X", type=float, default=0.5, help="answers at temperature 0")
     group.add_argument("--shard-size", metavar="N", type=int, default=512, help="conversations per file")
     group.add_argument("--parallel", dest="n_parallel", metavar="N", type=int, default=32, help="conversations at once")
@@ -72,11 +70,11 @@ def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("drafter")
-    group.add_argument("--kind", choices=("dspine", "dflash"), default="dspine")
-    group.add_argument("--layers", dest="n_layers", metavar="N", type=int, default=3)
+    group.add_argument("--kind", choices=("dspine", "dflash"), default="dspine", help="with injection, or without")
+    group.add_argument("--layers", dest="n_layers", metavar="N", type=int, default=3, help="of the drafter")
     group.add_argument("--block-size", metavar="N", type=int, default=8, help="the anchor and N - 1 proposals")
     group.add_argument("--rank", metavar="N", type=int, default=128, help="width of the transfer space")
-    group.add_argument("--message-size", metavar="N", type=int, default=64)
+    group.add_argument("--message-size", metavar="N", type=int, default=64, help="width of what a slot tells the next")
     group.add_argument("--top-k", metavar="N", type=int, default=16, help="candidates per slot")
     group.add_argument("--taps", metavar="LAYER", type=int, nargs="+", help="target layers to read, from 0")
     group.add_argument("--mask-token", metavar="ID", type=int, help="a token that answers do not contain")
@@ -84,42 +82,38 @@ def _add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_training_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("training")
-    group.add_argument("--steps", dest="n_steps", metavar="N", type=int, default=5_000, help="default: %(default)s")
+    group.add_argument("--steps", dest="n_steps", metavar="N", type=int, default=5_000, help="optimizer steps")
     group.add_argument(
         "--lr",
         dest="learning_rate",
         metavar="X",
         type=float,
         default=3e-3,
-        help="peak learning rate (default: %(default)s)",
+        help="peak learning rate",
     )
-    group.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
-    group.add_argument(
-        "--sequences", dest="n_sequences", metavar="N", type=int, default=6, help="per step (default: %(default)s)"
-    )
-    group.add_argument(
-        "--anchors", dest="n_anchors", metavar="N", type=int, default=32, help="blocks of each (default: %(default)s)"
-    )
+    group.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw", help="of the matrices")
+    group.add_argument("--sequences", dest="n_sequences", metavar="N", type=int, default=6, help="per step")
+    group.add_argument("--anchors", dest="n_anchors", metavar="N", type=int, default=32, help="blocks of each")
     group.add_argument(
         "--decay",
         metavar="X",
         type=float,
         default=2.5,
-        help="slot j weighs exp(-(j - 1) / X) in the loss (default: %(default)s)",
+        help="slot j weighs exp(-(j - 1) / X) in the loss",
     )
     group.add_argument(
         "--short-share",
         metavar="X",
         type=float,
         default=0.75,
-        help="part of the steps with blocks of half the length, for causal drafters only (default: %(default)s)",
+        help="part of the steps with blocks of half the length, for causal drafters only",
     )
     group.add_argument(
         "--live-features",
         action="store_true",
         help="leave out the features stage and compute them in every step, in PyTorch: for a GPU",
     )
-    group.add_argument("--eval-every", metavar="N", type=int, default=500, help="steps (default: %(default)s)")
+    group.add_argument("--eval-every", metavar="N", type=int, default=500, help="steps")
     group.add_argument("--from-scratch", action="store_true", help="do not start the layers from the target's")
 
 

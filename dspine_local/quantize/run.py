@@ -6,10 +6,12 @@ import os
 from collections.abc import Sequence
 
 from dspine_local import _native
+from dspine_local.checks import need_integer
 from dspine_local.convert.schema import ARCHITECTURE, Key
 from dspine_local.convert.writer import Progress
 from dspine_local.errors import ModelFormatError
 from dspine_local.files import StrPath, checked_path, need_regular, output_path
+from dspine_local.options import MAX_THREADS
 from dspine_local.quantize.drafter import quantize_drafter
 from dspine_local.quantize.imatrix import read_imatrix
 from dspine_local.quantize.overrides import TypeOverride
@@ -41,7 +43,7 @@ def quantize_file(
         allow_requantize: Take what is quantized already: each time costs quality.
         dry_run: Only report what would be written.
         overwrite: Replace an existing regular file.
-        n_threads: For a target; 0 is one per core.
+        n_threads: For a target, 512 at most; 0 is one per core.
         progress: Called with what is done, all there is, and the tensor's name.
     Raises:
         FileNotFoundError: No such file, or the output's folder is missing.
@@ -50,6 +52,7 @@ def quantize_file(
         BackendError: llama.cpp refused.
         ValueError: An unknown type, an override that nothing has, or the output is the source.
     """
+    need_integer("n_threads", n_threads, 0, MAX_THREADS)
     path, written = checked_path(source), checked_path(out)
     need_regular(path, "the model to quantize")
     header = _native.GgufFile(str(path))
