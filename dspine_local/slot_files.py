@@ -18,6 +18,7 @@ import numpy as np
 
 from dspine_local import _native
 from dspine_local.errors import ModelFormatError, PairingError
+from dspine_local.files import need_regular
 
 MAGIC = b"dspine-slot-1\n\0\0"
 _SHA_BYTES = 32
@@ -85,6 +86,7 @@ def read_slot(path: Path, identity: SlotIdentity) -> tuple[_native.SlotState, in
         ModelFormatError: Not a saved slot, or damaged.
         PairingError: It was saved by another model, drafter, cache type or version.
     """
+    need_regular(path, "the saved slot")
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         digest = hashlib.sha256()

@@ -68,11 +68,13 @@ class GenerationStats:
         return asdict(self)
 
     def __str__(self) -> str:
-        parts = [f"{self.generated} tokens"]
+        parts = ["1 token" if self.generated == 1 else f"{self.generated} tokens"]
         if self.tokens_per_second is not None:
             parts.append(f"{self.tokens_per_second:.1f} tokens/s")
         if self.drafted and self.acceptance_length is not None:
             parts.append(f"acceptance length {self.acceptance_length:.2f} ({self.accepted} of {self.drafted} accepted)")
+        elif self.rounds and len(self.rounds_per_draft_length) > 1 and self.exact_draft_lengths != ():
+            parts.append("no drafts")
         if self.reused_tokens:
             parts.append(f"{self.reused_tokens} of {self.prompt_tokens} prompt tokens reused")
         if self.exact_draft_lengths is not None:

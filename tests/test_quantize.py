@@ -214,10 +214,26 @@ class TestTargets:
         found = [arrays(tmp_path / name)["blk.0.ffn_up.weight"][1] for name in ("plain.gguf", "careful.gguf")]
         assert not np.array_equal(*found)
 
-    def test_llama_cpps_words_when_it_refuses(self, tiny_target: TargetFactory, tmp_path: Path) -> None:
+    def test_a_second_rounding_is_refused(self, tiny_target: TargetFactory, tmp_path: Path) -> None:
         source = tiny_target("llama", "q8_0", n_embd=256).path
-        with pytest.raises(BackendError, match=r"requantizing from type q8_0 is disabled \(--allow-requantize"):
-            quantize_file(source, tmp_path / "out.gguf", "q4_0")
+        for dry_run in (False, True):
+            with pytest.raises(ValueError, match=r"as q8_0, which is quantized already: .*--allow-requantize"):
+                quantize_file(source, tmp_path / "out.gguf", "q4_0", dry_run=dry_run)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_llama_cpps_words_when_it_refuses(self, tiny_target: TargetFactory, tmp_path: Path) -> None:
+        source = tiny_target("llama", n_embd=256).path
+        with pytest.raises(BackendError, match="importance matrix"):
+            quantize_file(source, tmp_path / "out.gguf", "iq2_xxs")
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("type_name", ["i32", "f64", "q8_k", "q8_1", "mystery"])
+    def test_types_that_no_weights_have_are_refused(
+        self, type_name: str, tiny_target: TargetFactory, tmp_path: Path
+    ) -> None:
+        source = tiny_target("llama", n_embd=256).path
+        with pytest.raises(ValueError, match=f"unknown tensor type '{type_name}' for 'ffn_down'"):
+            quantize_file(source, tmp_path / "out.gguf", "q8_0", overrides=[TypeOverride("ffn_down", type_name)])
         assert list(tmp_path.iterdir()) == []
 
     def test_damaged_targets_end_in_an_error(self, tiny_target: TargetFactory, tmp_path: Path) -> None:

@@ -89,6 +89,18 @@ def test_interrupting_ends_it_at_once(tiny_pair: tuple[Path, Path], tmp_path: Pa
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
+def test_a_grammar_that_takes_for_ever_does_not_keep_it(tiny_pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """llama.cpp follows every reading of an ambiguous grammar, and cannot be interrupted."""
+    process, url = launch(tiny_pair, tmp_path / "log")
+    wait_for(lambda: httpx.get(f"{url}/health").status_code == 200)
+    grammar = f"root ::= ({'|'.join(['[a-z]*'] * 400)})*"
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{url}/completion", json={"prompt": "A", "grammar": grammar}, timeout=2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 1
+    assert "a round did not end in time" in (tmp_path / "log").read_text()
+
+
 def test_a_model_that_does_not_load_ends_it(tmp_path: Path, tiny_pair: tuple[Path, Path]) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF" + os.urandom(100))

@@ -269,6 +269,9 @@ def test_slot_files_that_are_links_or_damaged(server: RunningServer, tmp_path: P
         assert outside.read_bytes() == b"precious"
     finally:
         (folder / "link.bin").unlink()
+    (folder / "nested").mkdir()
+    for action in ("save", "restore"):
+        server.post(f"/slots/0?action={action}", expect=400, filename="nested")
     (folder / "noise.bin").write_bytes(b"noise" * 100)
     assert "noise.bin" in server.post("/slots/1?action=restore", expect=400, filename="noise.bin")["error"]["message"]
     for path in ("/slots/9?action=erase", "/slots/-1?action=erase", "/slots/0?action=burn", "/slots/0", "/slots/x"):
@@ -283,9 +286,11 @@ def test_keys(tiny_pair: tuple[Path, Path]) -> None:
             response = client.post("/completion", json={"prompt": "x"}, headers=headers)
             assert response.status_code == 401
             assert response.json()["error"]["type"] == "authentication_error"
-        for headers in ({"authorization": "Bearer first"}, {"x-api-key": "first"}):
-            assert client.get("/v1/models", headers=headers).status_code == 200
-        assert client.get("/health").status_code == 200
+        for key in ({"authorization": "Bearer first"}, {"x-api-key": "first"}, {"x-api-key": "zweiter-Schlüssel"}):
+            headers = {name: value.encode() for name, value in key.items()}
+            assert client.get("/props", headers=headers).status_code == 200
+        for path in ("/health", "/v1/health", "/models", "/v1/models"):  # as llama-server's
+            assert client.get(path).status_code == 200
         assert client.get("/").status_code == 200
         assert client.get("/nothing").status_code == 401
 

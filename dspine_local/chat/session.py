@@ -101,6 +101,8 @@ class ChatSession:
             parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
         if stats.drafted and stats.acceptance_length is not None:
             parts.append(f"acceptance length {stats.acceptance_length:.2f}")
+        elif stats.rounds and self._engine.max_draft:
+            parts.append("no drafts")
         return " | ".join(parts)
 
     def _save(self, path: Path) -> str:

@@ -234,6 +234,8 @@ def engine_options(args: argparse.Namespace) -> EngineOptions:
             f"--cache-type-k-draft {args.draft_k} and --cache-type-v-draft {args.draft_v}, expected the same: the "
             "drafter keeps keys and values in one type"
         )
+    if args.n_draft and args.model is not None and args.model_draft is None:
+        raise ValueError(f"--n-draft {args.n_draft} needs a drafter: -md DRAFTER.gguf")
     connect(args.rpc_servers)
     names = (
         *("devices", "split_mode", "tensor_split", "drafter_device"),

@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "for --strict. Nothing is drafted: of a drafter only the block's length is read. Exit code 0: measured, no "
         "most likely token changed; 3: some did.",
     )
-    parser.add_argument("--prompts", metavar="PATH", type=Path, help="JSONL file or folder (default: our own)")
+    parser.add_argument("--prompts", metavar="PATH", type=Path, help="JSONL (default: the project's own)")
     parser.add_argument("--limit", metavar="N", type=int, default=1, help="prompts per category (default: 1)")
     add_predict_argument(parser, 64)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

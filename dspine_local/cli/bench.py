@@ -58,7 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         f"profile says; {', '.join(PUBLISHED)}, or a JSON file",
     )
     parser.add_argument(
-        "--prompts", metavar="PATH", type=Path, help="a .jsonl file or a folder of them (default: the 80 of eval)"
+        "--prompts", metavar="PATH", type=Path, help="a .jsonl file or a folder of them (default: the project's own 80)"
     )
     parser.add_argument("--limit", metavar="N", type=int, help="prompts per category (default: all)")
     add_predict_argument(parser, 128)

@@ -15,7 +15,7 @@ from dspine_local.cli.arguments import add_model_arguments, add_predict_argument
 from dspine_local.cli.console import OutputConsole
 from dspine_local.evaluation.measure import EvaluationReport, SetResult, evaluate
 from dspine_local.evaluation.plot import check_plot, plot_report
-from dspine_local.evaluation.prompts import load_prompts
+from dspine_local.evaluation.prompts import load_prompts, own_prompts
 from dspine_local.progress import progress_bar
 
 
@@ -29,7 +29,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         '{"prompt": ..., "category": ...}, or GSM8K, MATH-500, HumanEval, MBPP, LiveCodeBench, MT-Bench and Arena-Hard '
         "as they are published.",
     )
-    parser.add_argument("--prompts", metavar="PATH", type=Path, required=True, help="a .jsonl file or a folder of them")
+    parser.add_argument(
+        "--prompts", metavar="PATH", type=Path, help="a .jsonl file or a folder of them (default: the project's own 80)"
+    )
     parser.add_argument("--limit", metavar="N", type=int, help="prompts per category")
     add_predict_argument(parser, 256)
     parser.add_argument(
@@ -61,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         options = replace(options, n_ctx=args.n_ctx * args.n_parallel)
     if args.plot is not None:
         check_plot(args.plot)
-    prompts = load_prompts(args.prompts, limit=args.limit)
+    prompts = load_prompts(own_prompts() if args.prompts is None else args.prompts, limit=args.limit)
     engine = Engine(args.model, args.model_draft, options)
     with progress_bar("Answering", unit="steps") as report:
         result = evaluate(engine, prompts, max_tokens=args.max_tokens, report=report)

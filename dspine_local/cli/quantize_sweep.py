@@ -24,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder for the drafters and figures")
     parser.add_argument("--types", metavar="TYPE,...", default=",".join(TYPES), help="default: %(default)s")
-    parser.add_argument("--prompts", metavar="PATH", type=Path, help="JSONL file or folder (default: our own)")
+    parser.add_argument("--prompts", metavar="PATH", type=Path, help="JSONL (default: the project's own)")
     parser.add_argument("--limit", metavar="N", type=int, help="prompts per category, at least 2 (default: all)")
     add_predict_argument(parser, 128)
     parser.add_argument(

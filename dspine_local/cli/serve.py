@@ -6,12 +6,15 @@ import argparse
 import asyncio
 import ipaddress
 import logging
+import os
 import socket
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dspine_local.cli import EXIT_DONE
+from dspine_local.checks import decode_utf8
+from dspine_local.cli import EXIT_DONE, EXIT_FAILED
 from dspine_local.cli.arguments import (
     add_model_arguments,
     add_parallel_argument,
@@ -99,8 +102,12 @@ def run(args: argparse.Namespace) -> int:
         class Server(uvicorn.Server):
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
                 # Answers end first: uvicorn would wait for them.
-                await asyncio.to_thread(app.state.server.close)
+                has_ended = await asyncio.to_thread(app.state.server.close)
                 await super().shutdown(sockets)
+                if not has_ended:  # a long decode, or a grammar that takes for ever: Python would wait for it
+                    logger.warning("a round did not end in time: leaving in the middle of it")
+                    sys.stderr.flush()
+                    os._exit(EXIT_FAILED)
 
         server = Server(config)
         app.state.server.when_failed = lambda: setattr(server, "should_exit", True)
@@ -115,7 +122,8 @@ def _server_options(args: argparse.Namespace) -> ServerOptions:
 
     keys = list(args.api_key)
     if args.api_key_file is not None:
-        keys += [line.strip() for line in args.api_key_file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        text = decode_utf8(f"'{args.api_key_file}'", args.api_key_file.read_bytes())
+        keys += [line.strip() for line in text.splitlines() if line.strip()]
     return ServerOptions(
         model_path=args.model,
         drafter_path=args.model_draft,

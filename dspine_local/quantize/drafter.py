@@ -19,9 +19,8 @@ from dspine_local.errors import ModelFormatError
 from dspine_local.quantize.imatrix import ImportanceMatrix
 from dspine_local.quantize.overrides import TypeOverride, check_all_used
 from dspine_local.quantize.report import QuantizationReport
-from dspine_local.quantize.source import GgufTensorSource, tensor_sources
+from dspine_local.quantize.source import GgufTensorSource, check_first_time, tensor_sources
 
-FLOATS = ("f32", "f16", "bf16")
 # Matrices that the loader stacks into one, of one type therefore (drafter_weights.cpp).
 _STACKED = (
     (Tensor.ATTN_Q, Tensor.ATTN_K, Tensor.ATTN_V),
@@ -63,11 +62,8 @@ def quantize_drafter(
     for tensor in sources:
         chosen, fallback = _choose(tensor, wanted, overrides)
         fallbacks += [] if fallback is None else [fallback]
-        if chosen.name != tensor.type_name and tensor.type_name not in FLOATS and not allow_requantize:
-            raise ValueError(
-                f"'{source}' has '{tensor.name}' as {tensor.type_name}, which is quantized already: take a file in "
-                "f16, bf16 or f32, or allow it (--allow-requantize) at some loss"
-            )
+        if chosen.name != tensor.type_name and not allow_requantize:
+            check_first_time(source, tensor.name, tensor.type_name)
         tensors.append(OutputTensor(tensor.name, tensor, chosen, _importance(tensor, imatrix)))
     _check_stacks(tensors)
     n_importance = None if imatrix is None else sum(tensor.importance is not None for tensor in tensors)

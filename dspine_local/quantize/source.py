@@ -14,6 +14,8 @@ from dspine_local import _native
 from dspine_local.convert.checkpoint import CHUNK_BYTES
 from dspine_local.errors import ModelFormatError
 
+_FLOATS = ("f32", "f16", "bf16")
+
 
 @dataclass(frozen=True)
 class GgufTensorSource:
@@ -57,3 +59,16 @@ def tensor_sources(file: Path, header: _native.GgufFile) -> list[GgufTensorSourc
         GgufTensorSource(t.name, file, t.type.lower(), tuple(reversed(t.shape)), t.offset, t.n_bytes)
         for t in header.tensors()
     ]
+
+
+def check_first_time(file: Path, name: str, type_name: str) -> None:
+    """Refuse to round a tensor that was rounded before.
+
+    Raises:
+        ValueError: Its type is a quantized one.
+    """
+    if type_name not in _FLOATS:
+        raise ValueError(
+            f"'{file}' has '{name}' as {type_name}, which is quantized already: take a file in f16, bf16 or f32, or "
+            "allow it (--allow-requantize) at some loss"
+        )

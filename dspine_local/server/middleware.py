@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dspine_local.server.errors import ApiError
 from dspine_local.server.state import ServerState
 
-PUBLIC = ("/health", "/v1/health")
+PUBLIC = ("/health", "/v1/health", "/models", "/v1/models")
 PAGES = ("/", "/web/")  # the chat page, which asks for the key itself
 _LOCAL_SUFFIXES = (".localhost", ".local", ".lan", ".internal")
 
@@ -75,7 +75,7 @@ def has_key(headers: Headers, keys: Sequence[str]) -> bool:
     """Whether one of the keys came along; takes the same time for any wrong one."""
     given = headers.get("authorization", "") or headers.get("x-api-key", "")
     scheme, _, rest = given.partition(" ")
-    key = (rest.strip() if scheme.lower() == "bearer" else given).encode("utf-8", "surrogateescape")
+    key = (rest.strip() if scheme.lower() == "bearer" else given).encode("latin-1")  # the bytes that came
     return sum(hmac.compare_digest(key, known.encode()) for known in keys) > 0  # no early end
 
 

@@ -22,6 +22,7 @@ from dspine_local.server.metrics import Metrics
 
 logger = logging.getLogger("dspine_local.server")
 
+STOP_S = 3.0  # a round that takes longer is left to itself
 T = TypeVar("T")
 
 
@@ -126,11 +127,13 @@ class Scheduler:
         """Answers that are queued or running."""
         return sum(len(answers.live) for answers in list(self._watched))
 
-    def stop(self) -> None:
-        """End all answers and the thread."""
+    def stop(self) -> bool:
+        """End all answers and the thread; whether it has ended: a round cannot be interrupted."""
+        patience_s = 0 if self._stopping else STOP_S
         self._stopping = True
         self.wake()
-        self._thread.join()
+        self._thread.join(patience_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while not self._stopping:

@@ -74,7 +74,6 @@ class ServerState:
             engine.drafting,
         )
 
-    def close(self) -> None:
-        """End what runs."""
-        if self._scheduler is not None:
-            self._scheduler.stop()
+    def close(self) -> bool:
+        """End what runs; whether it has ended."""
+        return self._scheduler is None or self._scheduler.stop()

@@ -89,6 +89,8 @@ async def _when_idle(state: ServerState, id_slot: int, action: Callable[[], Any]
             raise invalid("no such file of a saved slot") from error
         except (ValueError, DSpineError) as error:
             raise invalid(str(error)) from error
+        except IsADirectoryError as error:
+            raise invalid("filename is a folder's") from error
         except OSError as error:
             raise ApiError(500, f"the file cannot be written or read: {error.strerror}") from error
         except Exception as error:
