@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -122,6 +123,7 @@ def test_table(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--compare", "plain,fixed:2", "--temp", "0.8"]) == 0
     printed = capsys.readouterr().out
     assert "All modes gave the same answers." in printed
+    assert re.search(r"it pays: [0-9.]+ with drafts of 1, [0-9.]+ with drafts of 3", " ".join(printed.split()))
     assert "fixed:2" in printed
     assert "auto" not in printed
     assert "SIMULATED" not in printed

@@ -187,7 +187,15 @@ def test_advice_is_measured_and_begins_with_the_cheapest(pairs: dict[str, Planne
     planner = Planner(pairs["hybrid"], Budgets({CPU: needed - 1}, assumed=False), 15)
     advice = planner.advice(EngineOptions(n_parallel=4), 8192)
     assert [a.change for a in advice] == [
-        *("-ub 128", "-ctk q8_0 -ctv q8_0", "--n-draft 7", "-np 1 -c 2048", "-c 7168", "-ctk q4_0 -ctv q4_0", "no -md")
+        *(
+            "-ub 128",
+            "-ctk q8_0 -ctv q8_0",
+            "--n-draft 7",
+            "-np 1 -c 2048",
+            "-c 7168",
+            "-ctk q4_0 -ctv q4_0",
+            "no drafter",
+        )
     ]
     assert all(a.fits and a.saves > 0 for a in advice)
 

@@ -365,6 +365,8 @@ def test_information(server: RunningServer) -> None:
     assert props["default_generation_settings"]["params"]["top_k"] == 40
     (model,) = server.client.get("/v1/models").json()["data"]
     assert model["id"] == "tiny"
+    assert server.client.get("/v1/models/small").json() == model
+    assert server.client.get("/v1/models/gpt-9").json()["error"]["type"] == "not_found_error"
 
 
 def test_model_names(server: RunningServer) -> None:

@@ -10,6 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dspine_local.bench.report import ALL, MIN_TOKENS, BenchReport, Spread, SystemResult
+from dspine_local.costs import DraftCosts
+
+_SHOWN_LENGTHS = (1, 3, 7, 15)
 
 
 def show(console: Console, report: BenchReport) -> None:
@@ -44,6 +47,8 @@ def show(console: Console, report: BenchReport) -> None:
         "Medians (quartiles). Length: tokens per decode. Prompt: milliseconds to read it. Of time: percent in draft/"
         "verify/rest of all rounds."
     )
+    if report.costs is not None and (lines := break_even(report.costs)):
+        console.print(f"What a round costs here, in plain decodes, and the length from which it pays: {lines}.")
     n_short = sum(r.n_short for r in report.results if r.category == ALL)
     if n_short:
         console.print(f"{n_short} answers had fewer than {MIN_TOKENS} tokens: they are not in tokens/s and speed-up.")
@@ -59,6 +64,15 @@ def show(console: Console, report: BenchReport) -> None:
         )
     if report.identical:
         console.print("All modes gave the same answers.")
+
+
+def break_even(costs: DraftCosts) -> str:
+    """Of a few draft lengths, what a round costs; as many tokens must come out of it."""
+    verify, draft = dict(costs.verify), dict(costs.draft)
+    if 1 not in verify:
+        return ""
+    rounds = {k: (verify[k + 1] + draft[k]) / verify[1] for k in _SHOWN_LENGTHS if k in draft and k + 1 in verify}
+    return ", ".join(f"{cost:.1f} with drafts of {k}" for k, cost in rounds.items())
 
 
 def warn_of_differences(console: Console, report: BenchReport) -> None:

@@ -95,7 +95,8 @@ def _report(args: argparse.Namespace, options: EngineOptions, files: PlannedFile
     else:
         _print(plan, n_largest, advice)
         if args.model_shape is not None:
-            print(f"Shape: {SHAPES[args.model_shape.lower()].source}; its drafter's is assumed (docs/memory.md).")
+            assumed = "" if files.drafter is None else "; its drafter's is assumed (docs/memory.md)"
+            print(f"Shape: {SHAPES[args.model_shape.lower()].source}{assumed}.")
     return EXIT_DONE if plan.fits else EXIT_FAILED
 
 

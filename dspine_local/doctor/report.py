@@ -33,7 +33,7 @@ def device_table(diagnosis: Diagnosis) -> Table:
 def operation_table(diagnosis: Diagnosis) -> Table:
     """A row per operation and type, a column per device: how many nodes it would have to compute, or that it cannot."""
     names = [device.name for device in diagnosis.devices]
-    table = Table(title="The drafter's operations")
+    table = Table(title="The drafter's operations: how many each device would run")
     table.add_column("operation", no_wrap=True)
     table.add_column("on", no_wrap=True)
     for name in names:

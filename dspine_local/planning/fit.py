@@ -117,7 +117,7 @@ class Planner:
         yield "-ctk q4_0 -ctv q4_0", "answers change", with_options(cache_type_k="q4_0", cache_type_v="q4_0")
         if self.files.drafter is not None:
             alone = Planner(PlannedFiles(self.files.target, None), self.budgets, 0)
-            yield "no -md", "one token per decode", lambda: alone.plan(options, n_ctx)
+            yield "no drafter", "one token per decode", lambda: alone.plan(options, n_ctx)
         if not self.budgets.assumed and len(self.budgets.sizes) > 1:
             yield "-ngl 0", "the target runs on the CPU", with_options(n_gpu_layers=0)
 

@@ -102,7 +102,7 @@ def _file_type(name: str) -> gguf.LlamaFileType:
     known = {member.name.removeprefix("MOSTLY_").removeprefix("ALL_"): member for member in gguf.LlamaFileType}
     found = known.get(name.upper())
     if found is None or found is gguf.LlamaFileType.GUESSED:
-        raise ValueError(f"unknown quantization '{name}', expected one like {', '.join(list(known)[:12])}")
+        raise ValueError(f"unknown quantization '{name}', expected one of {', '.join(known)}")
     return found
 
 

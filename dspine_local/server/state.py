@@ -67,7 +67,7 @@ class ServerState:
         self.metrics.checkpoint_bytes = lambda: engine.checkpoint_bytes
         self.metrics.exact_lengths = engine.exact_lengths
         logger.info(
-            "ready: %s, %d slots of %d tokens, %s",
+            "ready: %s, slots: %d of %d tokens, %s",
             self.options.model_name,
             engine.n_slots,
             engine.n_ctx,

@@ -12,6 +12,7 @@ from dspine_local.options import GenerationOptions
 from dspine_local.server.errors import ApiError
 from dspine_local.server.payloads import settings
 from dspine_local.server.routes.common import ERRORS, State, in_thread, server_state
+from dspine_local.server.state import ServerState
 
 router = APIRouter(responses=ERRORS)
 
@@ -59,28 +60,15 @@ async def props(state: State) -> dict[str, Any]:
 @router.get("/models")
 async def models(state: State) -> dict[str, Any]:
     """The one model, in OpenAI's form."""
-    options, target = state.options, state.engine.target
-    return {
-        "object": "list",
-        "data": [
-            {
-                "id": options.model_name,
-                "aliases": [name for name in options.aliases if name != "*"],
-                "object": "model",
-                "created": state.created,
-                "owned_by": "dspine-local",
-                "meta": {
-                    "n_vocab": target.n_vocab,
-                    "n_ctx": state.engine.n_ctx,
-                    "n_ctx_train": target.n_ctx_train,
-                    "n_embd": target.n_embd,
-                    "size": target.n_bytes,
-                    "description": target.description,
-                    "drafter": Path(options.drafter_path).name if options.drafter_path else None,
-                },
-            }
-        ],
-    }
+    return {"object": "list", "data": [_model(state)]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, state: State) -> dict[str, Any]:
+    """The model, by any of its names."""
+    if not state.options.knows_model(name):
+        raise ApiError(404, f"unknown model {name!r}, expected {state.options.model_name!r}")
+    return _model(state)
 
 
 @router.get("/metrics")
@@ -90,6 +78,26 @@ async def metrics(state: State) -> Response:
         raise ApiError(501, "this server was started without the metrics endpoint")
     text = await in_thread(state.metrics.exposition)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+
+def _model(state: ServerState) -> dict[str, Any]:
+    options, target = state.options, state.engine.target
+    return {
+        "id": options.model_name,
+        "aliases": [name for name in options.aliases if name != "*"],
+        "object": "model",
+        "created": state.created,
+        "owned_by": "dspine-local",
+        "meta": {
+            "n_vocab": target.n_vocab,
+            "n_ctx": state.engine.n_ctx,
+            "n_ctx_train": target.n_ctx_train,
+            "n_embd": target.n_embd,
+            "size": target.n_bytes,
+            "description": target.description,
+            "drafter": Path(options.drafter_path).name if options.drafter_path else None,
+        },
+    }
 
 
 def _version() -> str:
