@@ -72,7 +72,14 @@ def load_target(path: str, drafter: str | None, options: EngineOptions, n_draft:
         BackendError: It does not fit. See ``Engine`` for the others.
     """
     n_ctx = fitting_context(PlannedFiles(path, drafter), options, n_draft)
-    return open_target(path, options, n_ctx=n_ctx, n_draft=n_draft)
+    target = open_target(path, options, n_ctx=n_ctx, n_draft=n_draft)
+    if target.n_ctx_seq > target.n_ctx_train:
+        _log.warning(
+            "a context of %d positions, but the target was trained for %d: behind these it may write nonsense",
+            target.n_ctx_seq,
+            target.n_ctx_train,
+        )
+    return target
 
 
 def longest_draft(path: str, wanted: int | None) -> int:

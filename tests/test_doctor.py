@@ -13,6 +13,7 @@ from dspine_local import _native
 from dspine_local.cli import main
 from dspine_local.convert import convert_checkpoint
 from dspine_local.doctor import Device, Diagnosis, Operation, examine, problems
+from dspine_local.doctor.examine import _writable
 from dspine_local.options import EngineOptions
 
 GPU = Device("Vulkan0", "a card", True, 1 << 30, 8 << 30)
@@ -75,6 +76,13 @@ def test_what_is_wrong_is_said_with_what_helps(healthy: Diagnosis) -> None:
         (problem,) = problems(replace(healthy, **wrong))  # type: ignore[arg-type]
         assert found in problem.found
         assert remedy in problem.remedy
+
+
+def test_a_cache_folder_that_cannot_be_made_is_found(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file" / "dspine-local", Path("/proc/nowhere/dspine-local")):
+        assert not _writable(folder)
+    assert _writable(tmp_path / "new" / "dspine-local")
 
 
 def test_a_driver_with_its_gpu_is_no_problem(healthy: Diagnosis) -> None:

@@ -214,6 +214,16 @@ class TestTargets:
         found = [arrays(tmp_path / name)["blk.0.ffn_up.weight"][1] for name in ("plain.gguf", "careful.gguf")]
         assert not np.array_equal(*found)
 
+    def test_names_of_an_importance_matrix_are_only_names(self, tiny_target: TargetFactory, tmp_path: Path) -> None:
+        source = tiny_target("llama", n_embd=256).path
+        entries = {name: np.ones(256, np.float32) for name in ("file", "allow_pickle", "blk.0.ffn_up.weight", "a/b")}
+        matrix = write_gguf_imatrix(tmp_path / "m.gguf", entries)
+        assert quantize_file(source, tmp_path / "out.gguf", "q4_k_s", imatrix=matrix).n_importance == 1
+        other = write_gguf_imatrix(tmp_path / "other.gguf", {"blk.99.ffn_up.weight": np.ones(256, np.float32)})
+        with pytest.raises(ValueError, match="no entry for any tensor of this target"):
+            quantize_file(source, tmp_path / "no.gguf", "q4_k_s", imatrix=other)
+        assert not (tmp_path / "no.gguf").exists()
+
     def test_a_second_rounding_is_refused(self, tiny_target: TargetFactory, tmp_path: Path) -> None:
         source = tiny_target("llama", "q8_0", n_embd=256).path
         for dry_run in (False, True):

@@ -12,7 +12,7 @@ from conftest import DrafterFactory, TargetFactory
 
 from dspine_local.cli import main
 from dspine_local.convert import convert_checkpoint
-from dspine_local.errors import ModelFormatError
+from dspine_local.errors import ModelFormatError, PairingError
 from dspine_local.evaluation.prompts import Prompt
 from dspine_local.sweep import PromptResult, TypeResult, compare, recommend, run, sweep_types
 from dspine_local.sweep.report import advice, sweep_table
@@ -117,6 +117,15 @@ def sweep(pair: tuple[Path, Path], folder: Path, **options: Any) -> Any:
 
 def counts(results: Any) -> list[Any]:
     return [(r.type, r.n_bytes, [(p.category, p.rounds, p.emitted) for p in r.prompts]) for r in results.results]
+
+
+def test_a_target_of_another_drafter_is_refused_before_anything_is_written(
+    pair: tuple[Path, Path], tiny_target: TargetFactory, tmp_path: Path
+) -> None:
+    other = tiny_target("llama", "q8_0", n_embd=128).path
+    with pytest.raises(PairingError):
+        sweep((other, pair[1]), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_every_type_answers_every_prompt(pair: tuple[Path, Path], tmp_path: Path) -> None:

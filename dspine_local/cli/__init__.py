@@ -120,7 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         failed = isinstance(error, BackendError) or (isinstance(error, OSError) and error.errno in SYSTEM_ERRORS)
         expected = isinstance(error, DSpineError | ValueError | OSError)
-        complain(f"dspine-local: {describe(error) if expected else f'internal error: {error!r}; --debug shows where'}")
+        text = one_line(describe(error)) if expected else f"internal error: {error!r}; --debug shows where"
+        complain(f"dspine-local: {text}")
         return EXIT_USAGE if expected and not failed else EXIT_FAILED
 
 
@@ -129,6 +130,11 @@ def describe(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.strerror}: '{os.fsdecode(error.filename)}'"
     return str(error)
+
+
+def one_line(text: str) -> str:
+    """With control characters, which file names may have, as escapes; lines of a table stay."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
 def complain(text: str) -> None:

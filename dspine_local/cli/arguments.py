@@ -73,6 +73,7 @@ def add_model_arguments(
     parser: argparse.ArgumentParser,
     *,
     drafter: str = "its drafter; without one, plain decoding",
+    default_length: str = "chosen every round by measurement",
     draft_length: bool = True,
     need_model: bool = True,
     strict: bool = False,
@@ -81,6 +82,7 @@ def add_model_arguments(
 
     Args:
         drafter: Help of ``-md``.
+        default_length: What is drafted without ``--n-draft``, for its help.
         draft_length: Whether there is ``--n-draft``; without it the length is chosen automatically.
         need_model: Whether ``-m`` must be given.
         strict: Whether there is ``--strict``.
@@ -100,7 +102,7 @@ def add_model_arguments(
             "--n-draft",
             metavar="K",
             type=int,
-            help="tokens drafted per round (default: chosen every round by measurement; 0 is plain decoding)",
+            help=f"tokens drafted per round (default: {default_length}; 0 is plain decoding)",
         )
     else:
         parser.set_defaults(n_draft=None)

@@ -44,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw the result; an older picture is replaced")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_model_arguments(parser, drafter="its drafter")
+    add_model_arguments(parser, drafter="its drafter", default_length="as many as its block has")
     parser.set_defaults(run=run)
 
 

@@ -166,7 +166,10 @@ def _wanted_llama() -> str | None:
 
 
 def _writable(folder: Path) -> bool:
-    """Whether a file can be made there, or the folder itself."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return os.access(folder, os.W_OK)
+    """Whether a file can be made there; permissions do not tell of everything that is in the way."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False

@@ -22,7 +22,7 @@ def check_plot(path: Path) -> Path:
     """
     out = output_path(path, overwrite=True)
     if find_spec("matplotlib") is None:
-        raise ValueError("--plot needs matplotlib: pip install 'dspine-local[train]'")
+        raise ValueError("--plot needs matplotlib: pip install matplotlib")
     return out
 
 

@@ -156,7 +156,7 @@ def _read_line(file: Path, number: int, line: str) -> Prompt:
                         f"{where} looks like {form.name}, but could not be read: {error!r}"
                     ) from error
                 if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
-                    raise ModelFormatError(f"{where} has an empty prompt")
+                    raise ModelFormatError(f"{where} has an empty prompt, or one that is no text")
                 for turn in turns:
                     check_encodable(where, turn)
                 return Prompt(str(row.get("category", file.stem)) if form.name == "own" else form.name, turns)

@@ -69,6 +69,9 @@ def quantize_target(
         raise ValueError(f"unknown type '{type_name}', expected one of {', '.join(TARGET_TYPES)}")
     before = _native.GgufFile(str(source)).tensors()
     check_all_used(overrides, [t.name for t in before])
+    n_importance = None if imatrix is None else sum(t.name in imatrix for t in before)
+    if n_importance == 0:
+        raise ValueError("the importance matrix has no entry for any tensor of this target")
     for override in overrides:
         if override.type not in _TENSOR_TYPES:
             raise ValueError(
@@ -96,7 +99,7 @@ def quantize_target(
         bits_per_weight=8 * n_bytes / sum(t.n_values for t in tensors),
         types=dict(Counter(t.type for t in tensors)),
         fallbacks=(),
-        n_importance=None if imatrix is None else sum(t.name in imatrix for t in before),
+        n_importance=n_importance,
         written=not dry_run,
     )
 
@@ -124,7 +127,8 @@ class _Run:
             matrix = None
             if self.imatrix is not None:
                 matrix = str(Path(folder) / "imatrix.npz")
-                np.savez(matrix, allow_pickle=False, **self.imatrix)
+                numbered = {str(i): values for i, values in enumerate(self.imatrix.values())}
+                np.savez(matrix, allow_pickle=False, **numbered)  # its keywords would be names in the file
             return self._run(out, matrix, progress, dry_run)
 
     def _run(self, out: Path, matrix: str | None, progress: Progress | None, dry_run: bool) -> dict[str, str]:
@@ -136,6 +140,7 @@ class _Run:
             "n_threads": self.n_threads or os.cpu_count() or 1,
             "overrides": [(o.pattern, o.type) for o in self.overrides],
             "imatrix": matrix,
+            "imatrix_names": list(self.imatrix or ()),
         }
         types: dict[str, str] = {}
         error = ""
@@ -145,6 +150,8 @@ class _Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # Two threads that abort at once would each wait for the other's debugger.
+            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
         ) as worker:
             assert worker.stdin is not None
             assert worker.stdout is not None

@@ -65,7 +65,7 @@ def main() -> int:
         params.tt_overrides = ctypes.cast(overrides, type(params.tt_overrides))
     kept: list[Any] = []
     if task["imatrix"] is not None:
-        matrix = _imatrix(task["imatrix"], kept)
+        matrix = _imatrix(task["imatrix"], task["imatrix_names"], kept)
         params.imatrix = ctypes.cast(matrix, type(params.imatrix))
     status = llama_cpp.llama_model_quantize(task["source"].encode(), task["out"].encode(), ctypes.byref(params))
     if status != 0:
@@ -81,12 +81,12 @@ def _overrides(listed: list[tuple[str, str]]) -> Any:
     return (llama_cpp.llama_model_tensor_override * (len(entries) + 1))(*entries)
 
 
-def _imatrix(path: str, kept: list[Any]) -> Any:
-    """The entries of a ``.npz`` file; ``kept`` holds what they point to."""
+def _imatrix(path: str, names: list[str], kept: list[Any]) -> Any:
+    """The entries of a ``.npz`` file, which are numbered; ``kept`` holds what they point to."""
     with np.load(path, allow_pickle=False) as file:
-        arrays = {name: np.ascontiguousarray(file[name], dtype=np.float32) for name in file.files}
+        arrays = [np.ascontiguousarray(file[str(i)], dtype=np.float32) for i in range(len(names))]
     entries = []
-    for name, values in arrays.items():
+    for name, values in zip(names, arrays, strict=True):
         pointer = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         kept.append(values)
         entries.append(llama_cpp.llama_model_imatrix_data(name.encode(), pointer, values.size))

@@ -35,11 +35,18 @@ def read_sweep(folder: Path, about: Mapping[str, Any]) -> Sweep:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelFormatError(f"'{path}' is no record of a sweep ({error!r}); delete it to start anew") from error
     if names or not is_current:
-        listed = ", ".join(f"{name} {found.get(name)!r}, now {_plain(about.get(name))!r}" for name in names) or "format"
+        listed = ", ".join(_difference(name, found.get(name), _plain(about.get(name))) for name in names) or "format"
         raise ValueError(
             f"'{path}' is of another sweep ({listed}), expected the same; give another --out, or --force to start anew"
         )
     return Sweep(about, results)
+
+
+def _difference(name: str, found: Any, now: Any) -> str:
+    if isinstance(found, dict) and isinstance(now, dict):
+        keys = [key for key in {**found, **now} if found.get(key) != now.get(key)]
+        return ", ".join(f"{key} {found.get(key)!r}, now {now.get(key)!r}" for key in keys)
+    return f"{name} {found!r}, now {now!r}"
 
 
 def write_sweep(folder: Path, sweep: Sweep) -> None:

@@ -18,6 +18,7 @@ from dspine_local.files import StrPath, checked_path, output_folder, output_path
 from dspine_local.loading import longest_draft
 from dspine_local.machine import processor
 from dspine_local.options import GREEDY, EngineOptions
+from dspine_local.planning.measure import PlannedFiles, measure
 from dspine_local.progress import Report
 from dspine_local.quantize import quantize_file
 from dspine_local.slot_files import file_fingerprint
@@ -67,6 +68,7 @@ def sweep_types(
         if out.is_dir():
             output_path(files[name], overwrite=overwrite, hint="give another --out, or --force to replace it")
         quantize_file(source, files[name], name, allow_requantize=allow_requantize, dry_run=True)
+    measure(PlannedFiles(str(target), str(source)), options, 256, longest_draft(str(source), options.n_draft))
     out.mkdir(parents=True, exist_ok=True)
     results = {result.type: result for result in done.results}
     n_steps = len(missing) * len(prompts)
