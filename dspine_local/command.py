@@ -6,7 +6,7 @@ import os
 import sys
 from types import TracebackType
 
-FAILED, INTERRUPTED = 1, 130
+FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
 
 
 class Loading:
@@ -41,9 +41,11 @@ def main() -> int:
             from dspine_local import cli
 
             cli.load_commands()
-        code = cli.main()
         import signal
 
+        # As Ctrl-C does, `kill` and the stop of a container leave nothing half-written.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+        code = cli.main()
         # Nothing is left to be done: a late Ctrl-C may end the interpreter's own end.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     except KeyboardInterrupt:

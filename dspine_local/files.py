@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,9 +98,12 @@ def need_regular(path: Path, what: str) -> None:
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` make a temporary file, then rename it to ``path``: a killed process leaves no half file there."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # A new file of an unknown name: nobody can have put a link there. Short, since names have a longest length.
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem[:40]}.", suffix=".tmp")
+    os.close(handle)
+    partial = Path(name)
     try:
-        partial.touch()
+        partial.chmod(0o666 & ~_umask())
         mode = stat.S_IMODE(partial.stat().st_mode)  # what the user's files have: safetensors makes private ones
         write(partial)
         partial.chmod(mode)
@@ -108,6 +112,12 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 _KINDS = {

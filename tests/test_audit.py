@@ -318,3 +318,14 @@ def test_wrong_input_is_one_line(
     assert told in err
     assert err.count("\n") == 1
     assert not (tmp_path / "cache").exists()
+
+
+def test_audits_of_one_model_add_up() -> None:
+    """A short one takes nothing away from a long one, but for what it found to differ."""
+    long, short = result_of({1: (0, 256), 2: (0, 256)}), result_of({1: (0,)})
+    joined = long.joined(short)
+    assert joined.ranges(2) == [[(0, 256)], []]
+    assert joined.batches[0].rows == 256
+    assert AuditResult.from_json(joined.to_json()) == joined
+    nothing = AuditResult(0, True, ())
+    assert long.joined(nothing).batches == nothing.joined(long).batches == long.batches

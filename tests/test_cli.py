@@ -402,3 +402,32 @@ def test_demo_shows_the_same_text(capsys: pytest.CaptureFixture[str]) -> None:
     for answer in result["answers"]:
         assert answer["plain_text"] == answer["drafted_text"] != ""
         assert answer["drafted"]["drafted"] > 0
+
+
+@pytest.mark.slow
+def test_a_terminated_command_leaves_nothing_half_written(tmp_path: Path) -> None:
+    script = """
+import sys, time
+from pathlib import Path
+from dspine_local import cli
+from dspine_local.files import write_whole
+
+def run(_argv=None):
+    def write(partial):
+        partial.write_text("half")
+        print("ready", flush=True)
+        time.sleep(60)
+    write_whole(Path(sys.argv[1]), write)
+
+cli.main = run
+from dspine_local.command import main
+sys.exit(main())
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert len(list(tmp_path.iterdir())) == 1
+        process.terminate()
+        assert process.wait(20) == 143
+    assert list(tmp_path.iterdir()) == []

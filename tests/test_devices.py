@@ -227,9 +227,9 @@ class TestOnDevice:
         """Batches of different sizes follow each other, as they do while costs are measured."""
         engine = Engine(smollm2("q8_0"), trained_drafter, devices=[device], n_ctx=512)
         messages = [{"role": "user", "content": "Why is the sky blue?"}]
-        plain = engine.chat(messages, max_tokens=30, sampling=GREEDY, n_draft=0).read()
-        for n_draft in (None, 1, 2, 3, None):
-            assert engine.chat(messages, max_tokens=30, sampling=GREEDY, n_draft=n_draft).read() == plain
+        plain = engine.chat(messages, max_tokens=16, sampling=GREEDY, n_draft=0).read()
+        for n_draft in (None, 1, 2, 3):
+            assert engine.chat(messages, max_tokens=16, sampling=GREEDY, n_draft=n_draft).read() == plain
 
     def test_drafter_on_the_device_of_a_target_on_the_cpu(
         self, device: str, smollm2: SmolFactory, trained_drafter: Path

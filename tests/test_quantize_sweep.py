@@ -140,6 +140,15 @@ def test_every_type_answers_every_prompt(pair: tuple[Path, Path], tmp_path: Path
     ]
 
 
+def test_a_killed_sweep_is_in_no_ones_way(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """What a process leaves that had no time to clean up."""
+    first = sweep(pair, tmp_path / "out", types=["f16"])
+    (tmp_path / "out" / "tiny-q8_0.unmeasured").write_bytes(b"half")
+    both = sweep(pair, tmp_path / "out")
+    assert counts(both)[0] == counts(first)[0]
+    assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".gguf", ".gguf", ".json"]
+
+
 def test_an_interrupted_sweep_goes_on(pair: tuple[Path, Path], tmp_path: Path) -> None:
     whole = sweep(pair, tmp_path / "whole")
     seen: list[str] = []

@@ -48,9 +48,12 @@ def read_audit(target: _native.Target, options: EngineOptions) -> AuditResult | 
 
 
 def write_audit(target: _native.Target, options: EngineOptions, result: AuditResult) -> Path | None:
-    """Keep an audit in place of an older one, whole or not at all; where. None, with a warning, when that fails."""
+    """Keep an audit together with older ones, whole or not at all; where. None, with a warning, when that fails."""
     about = _about(target, options)
     path = _file(about)
+    known = read_audit(target, options)
+    if known is not None:
+        result = known.joined(result)
     content = json.dumps({"format": FORMAT, "about": about, "result": result.to_json()}, indent=1)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -71,6 +71,23 @@ class BatchResult:
                 exact += range(first + BLOCK, last, BLOCK)
         return [(first, first + BLOCK) for first in sorted(exact)]
 
+    def joined(self, other: BatchResult) -> BatchResult:
+        """Both measurements as one; the median is that of the longer one."""
+        counts = {block.first: block for block in self.blocks}
+        for block in other.blocks:
+            known = counts.get(block.first, BlockCount(block.first, 0, 0))
+            counts[block.first] = BlockCount(block.first, known.rows + block.rows, known.identical + block.identical)
+        largest = [d for d in (self.max_abs_diff, other.max_abs_diff) if d is not None]
+        return BatchResult(
+            batch_size=self.batch_size,
+            rows=self.rows + other.rows,
+            identical=self.identical + other.identical,
+            max_abs_diff=max(largest) if len(largest) == 2 else None,
+            median_abs_diff=max((self, other), key=lambda result: result.rows).median_abs_diff,
+            flip_margins=tuple(sorted((*self.flip_margins, *other.flip_margins))),
+            blocks=tuple(counts[first] for first in sorted(counts)),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, with what follows from them."""
         return {
@@ -124,6 +141,15 @@ class AuditResult:
     def exact_lengths(self) -> tuple[int, ...]:
         """Draft lengths of which every measured row was identical."""
         return tuple(batch.n_draft for batch in self.batches if batch.is_exact)
+
+    def joined(self, other: AuditResult) -> AuditResult:
+        """Both as one: what either found not to be exact is not."""
+        found = {batch.batch_size: batch for batch in self.batches}
+        for batch in other.batches:
+            known = found.get(batch.batch_size)
+            found[batch.batch_size] = batch if known is None else known.joined(batch)
+        batches = tuple(found[size] for size in sorted(found))
+        return AuditResult(self.n_tokens + other.n_tokens, self.complete or other.complete, batches)
 
     def ranges(self, n_draft: int) -> list[list[Range]]:
         """For each draft length from 1 to ``n_draft``, the positions where it is exact."""

@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     cases += deep_cases(tokenizer, target.n_ctx_seq)
     with progress_bar("Auditing", unit="steps") as report:
         result = measure(target, cases, range(2, n_draft + 2), report=report)
+    if not any(batch.rows for batch in result.batches):
+        raise ValueError(f"a context of {target.n_ctx_seq} positions is too small to audit anything: give a larger -c")
     kept = write_audit(target, options, result)
     if args.json:
         print(json.dumps({**_setting(target.path, options, target), **result.to_json(), "record": kept and str(kept)}))

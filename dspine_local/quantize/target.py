@@ -144,22 +144,26 @@ class _Run:
         }
         types: dict[str, str] = {}
         error = ""
-        with subprocess.Popen(
-            [sys.executable, "-m", "dspine_local.quantize.target_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            # Two threads that abort at once would each wait for the other's debugger.
-            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-        ) as worker:
+        with (
+            tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
+            subprocess.Popen(
+                [sys.executable, "-m", "dspine_local.quantize.target_worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                # Two threads that abort at once would each wait for the other's debugger.
+                env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+            ) as worker,
+        ):
             assert worker.stdin is not None
             assert worker.stdout is not None
-            assert worker.stderr is not None
             try:
                 json.dump(task, worker.stdin)
                 worker.stdin.close()
                 for line in worker.stdout:
+                    if not line.startswith("{"):  # what a library prints
+                        continue
                     entry: dict[str, Any] = json.loads(line)
                     error = entry.get("error", error)
                     if "tensor" in entry:
@@ -167,7 +171,8 @@ class _Run:
                         if progress is not None:
                             progress(entry["done"], entry["total"], entry["tensor"])
                 status = worker.wait()
-                words = worker.stderr.read().strip().splitlines()
+                log.seek(0)
+                words = log.read().strip().splitlines()
             except BaseException:
                 worker.kill()
                 raise

@@ -73,15 +73,17 @@ def sweep_types(
     results = {result.type: result for result in done.results}
     n_steps = len(missing) * len(prompts)
     for i, name in enumerate(missing):
-        quantized = quantize_file(source, files[name], name, allow_requantize=allow_requantize, overwrite=overwrite)
+        # Until it has figures it has another name, which the next run replaces if this one is killed.
+        partial = files[name].with_suffix(".unmeasured")
         try:
-            measured = _measure(target, files[name], prompts, options, max_tokens, report, (i * len(prompts), n_steps))
-            n_bytes = files[name].stat().st_size
+            quantized = quantize_file(source, partial, name, allow_requantize=allow_requantize, overwrite=True)
+            measured = _measure(target, partial, prompts, options, max_tokens, report, (i * len(prompts), n_steps))
+            n_bytes = partial.stat().st_size
+            partial.replace(files[name])
             results[name] = TypeResult(name, files[name].name, n_bytes, dict(quantized.types), measured)
             write_sweep(out, Sweep(about, tuple(results.values())))
-        except BaseException:  # a file without figures would be in the next run's way
-            files[name].unlink(missing_ok=True)
-            raise
+        finally:
+            partial.unlink(missing_ok=True)
     return Sweep(about, tuple(results[name] for name in names))
 
 

@@ -166,18 +166,13 @@ void Engine::rewind(Slot & slot, int32_t index) {
 
 // Gives the drafter what waits.
 void Engine::flush_features(const std::vector<int32_t> & indices) {
-    std::vector<FeatureRows> rows;
+    const auto width = static_cast<size_t>(target_->tensors()->n_embd);
     for (const int32_t i : indices) {
-        const Slot & slot = slots_[static_cast<size_t>(i)];
+        Slot & slot = slots_[static_cast<size_t>(i)];
         if (slot.backlog.size() > 0) {
-            rows.push_back(slot.backlog.rows(i, static_cast<size_t>(target_->tensors()->n_embd)));
+            drafter_->commit({slot.backlog.rows(i, width)});
+            slot.backlog.clear();  // before the next slot's may fail
         }
-    }
-    if (!rows.empty()) {
-        drafter_->commit(rows);
-    }
-    for (const int32_t i : indices) {
-        slots_[static_cast<size_t>(i)].backlog.clear();
     }
 }
 

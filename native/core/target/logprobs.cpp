@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <numeric>
 
+#include "base/errors.h"
+
 namespace dspine {
 
 TokenLogprobs token_logprobs(const float * logits, int32_t n_vocab, int32_t token, int32_t n_top) {
@@ -14,6 +16,9 @@ TokenLogprobs token_logprobs(const float * logits, int32_t n_vocab, int32_t toke
         sum += std::exp(static_cast<double>(logits[i]) - largest);
     }
     const float log_sum = largest + static_cast<float>(std::log(sum));
+    if (!std::isfinite(log_sum)) {  // sorting what has no order is undefined
+        throw BackendError("the target's logits are not finite numbers");
+    }
     TokenLogprobs out = {logits[token] - log_sum, {}};
     const size_t n = static_cast<size_t>(std::clamp(n_top, 0, n_vocab));
     if (n == 0) {

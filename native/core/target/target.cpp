@@ -228,7 +228,8 @@ void Target::restore(const std::vector<int32_t> & lengths) {
     for (int32_t s = 0; s < options_.n_seq; ++s) {
         const int32_t n = lengths[static_cast<size_t>(s)];
         if (length(s) != n) {
-            truncate(s, reusable(s, n) == n ? n : 0);
+            // A decode that broke off may have written some of a recurrent state's snapshots only.
+            truncate(s, !recurrent_ && reusable(s, n) == n ? n : 0);
         }
     }
 }
