@@ -432,6 +432,7 @@ class Engine:
     """Rounds of draft and verify. One thread steps; submit and cancel are allowed from any."""
 
     n_slots: int
+    n_replaced: int
     costs: tuple[Costs, Costs] | None  # what the automatic draft length goes by now
     checkpoint_bytes: int  # host memory that states to go back to take now, recurrent targets only
 
@@ -463,6 +464,7 @@ class Engine:
         n_probs: int = -1,
         post_sampling: bool = False,
         slot: int = -1,
+        replay: list[int] = ...,
     ) -> int:
         """Queue a request; its id. Raises ValueError, ContextLengthError."""
     def cancel(self, id: int) -> bool: ...  # noqa: A002 - the module's own name

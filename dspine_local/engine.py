@@ -93,6 +93,10 @@ class Engine:
         """Where drafts come from."""
         return models.drafter
 
+    def _replay(self, _prompt: list[int]) -> list[int]:
+        """An answer that is known, whose tokens are emitted whatever is sampled: for simulations."""
+        return []
+
     @property
     def exact_lengths(self) -> tuple[int, ...] | None:
         """With ``strict``, the draft lengths that are used, each where it is exact; None without."""
@@ -137,6 +141,7 @@ class Engine:
             n_probs=-1 if request.n_probs is None else request.n_probs,
             post_sampling=request.post_sampling_probs,
             slot=-1 if request.slot is None else request.slot,
+            replay=self._replay(tokens),
         )
         with self._events_lock:
             self._events.setdefault(request_id, deque())  # its first event may have come already

@@ -178,3 +178,22 @@ def test_the_simulated_engine_needs_no_luck(tiny_pair: tuple[Path, Path]) -> Non
     assert unknown.stats is not None
     assert unknown.stats.acceptance_length is not None
     assert unknown.stats.acceptance_length < 3
+
+
+def test_a_simulated_request_stays_on_its_answer(tiny_pair: tuple[Path, Path]) -> None:
+    """Where the target would have said something else, its tokens are replaced, and counted."""
+    engine = SimulatedEngine(*tiny_pair, EngineOptions(n_ctx=256), load_profile("qwen3-8b"), seed=1)
+    prompt = engine.tokenizer.encode("Once upon a time")
+    engine.learn(prompt, 20)
+    assert engine.n_replaced == 0
+    answer = engine.generate(prompt, n_draft=3, max_tokens=20, sampling=GREEDY)
+    answer.read()
+    assert engine.n_replaced == 0
+    other = [(token + 1) % engine.target.n_vocab if i in (4, 9) else token for i, token in enumerate(answer.tokens)]
+    engine._answers[tuple(prompt)] = other
+    for n_draft in (0, 3):
+        before = engine.n_replaced
+        forced = engine.generate(prompt, n_draft=n_draft, max_tokens=20, sampling=GREEDY)
+        forced.read()
+        assert forced.tokens == other[: len(forced.tokens)]
+        assert engine.n_replaced - before >= 2

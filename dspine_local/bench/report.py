@@ -85,7 +85,10 @@ class EndpointAnswers:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """All that a run has shown. ``setting`` says where and how (setting.py); ``costs`` are those at its end."""
+    """All that a run has shown. ``setting`` says where and how (setting.py); ``costs`` are those at its end.
+
+    ``n_replaced``: with simulated acceptance, tokens of which batches of another size would have made another one.
+    """
 
     setting: dict[str, Any]
     profile: AcceptanceProfile | None
@@ -94,6 +97,7 @@ class BenchReport:
     endpoints: tuple[EndpointAnswers, ...]
     costs: DraftCosts | None
     answers: tuple[dict[str, Any], ...]
+    n_replaced: int = 0
 
     @property
     def identical(self) -> bool:
@@ -113,6 +117,7 @@ def make_report(
     setting: dict[str, Any],
     profile: AcceptanceProfile | None = None,
     costs: DraftCosts | None = None,
+    n_replaced: int = 0,
 ) -> BenchReport:
     """Everything that follows from the measurements."""
     categories = [*dict.fromkeys(task.category for task in tasks), ALL]
@@ -134,6 +139,7 @@ def make_report(
         ),
         costs=costs,
         answers=tuple(_answer_json(m) for m in measurements),
+        n_replaced=n_replaced,
     )
 
 

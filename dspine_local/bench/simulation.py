@@ -17,6 +17,9 @@ from dspine_local.options import GREEDY, EngineOptions, GenerationOptions
 class SimulatedEngine(Engine):
     """An engine with simulated acceptance, for one greedy request at a time, whose answer ``learn`` has found before.
 
+    Requests stay on that answer. Where batches round differently the target would leave it, and every further draft
+    would be wrong: there its token is replaced, and ``n_replaced`` counts how often.
+
     Args:
         profile: How often drafted tokens are right.
         seed: Of the draws: with the same one, the same positions are right in every run and for every draft length.
@@ -37,6 +40,14 @@ class SimulatedEngine(Engine):
             models.drafter, list(self.profile.acceptance), seed=self._seed, n_vocab=models.target.n_vocab
         )
         return self._simulated
+
+    @property
+    def n_replaced(self) -> int:
+        """Tokens so far that the target would have chosen otherwise."""
+        return self._native.n_replaced
+
+    def _replay(self, prompt: list[int]) -> list[int]:
+        return self._answers.get(tuple(prompt), [])
 
     def learn(self, prompt: Sequence[int], max_tokens: int) -> None:
         """Find a prompt's answer by plain decoding."""

@@ -62,7 +62,12 @@ def show(console: Console, report: BenchReport) -> None:
             f"{endpoint.system}: {clock}; {endpoint.n_same_text} of {endpoint.n_answers} answers have our text.",
             highlight=False,
         )
-    if report.identical:
+    if report.n_replaced:
+        console.print(
+            f"{report.n_replaced} tokens were replaced by those of plain decoding, to stay on its answers: this target "
+            "rounds differently in batches (docs/lossless.md)."
+        )
+    elif report.identical:
         console.print("All modes gave the same answers.")
 
 

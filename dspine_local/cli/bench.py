@@ -134,6 +134,7 @@ def run(args: argparse.Namespace) -> int:
         setting=describe_setting(engine, args.model, args.model_draft, endpoints, run_options),
         profile=None if simulated is None else simulated.profile,
         costs=engine.draft_costs,
+        n_replaced=0 if simulated is None else simulated.n_replaced,
     )
     return _tell(args, report)
 

@@ -183,19 +183,20 @@ void bind_engine(py::module_ & m) {
             "submit",
             [](Engine & e, std::vector<int32_t> tokens, const SamplingParams & sampling, int32_t max_tokens,
                std::vector<int32_t> stop_tokens, std::optional<int32_t> n_draft, bool cache_prompt, int32_t n_probs,
-               bool post_sampling, int32_t slot) {
+               bool post_sampling, int32_t slot, std::vector<int32_t> replay) {
                 const py::gil_scoped_release release;
                 return e.submit({std::move(tokens), sampling, max_tokens, std::move(stop_tokens), n_draft, cache_prompt,
-                                 n_probs, post_sampling, slot});
+                                 n_probs, post_sampling, slot, std::move(replay)});
             },
             py::arg("tokens"), py::arg("sampling"), py::kw_only(), py::arg("max_tokens") = -1,
             py::arg("stop_tokens") = std::vector<int32_t>{}, py::arg("n_draft") = py::none(),
             py::arg("cache_prompt") = true, py::arg("n_probs") = -1, py::arg("post_sampling") = false,
-            py::arg("slot") = -1)
+            py::arg("slot") = -1, py::arg("replay") = std::vector<int32_t>{})
         .def("cancel", &Engine::cancel, py::arg("id"), py::call_guard<py::gil_scoped_release>())
         .def("has_work", &Engine::has_work, py::call_guard<py::gil_scoped_release>())
         .def("step", &Engine::step, py::call_guard<py::gil_scoped_release>())
         .def_property_readonly("n_slots", &Engine::n_slots)
+        .def_property_readonly("n_replaced", &Engine::n_replaced)
         .def("slots", &Engine::slots, py::call_guard<py::gil_scoped_release>())
         .def("save_slot", &Engine::save_slot, py::arg("slot"), py::call_guard<py::gil_scoped_release>())
         .def("restore_slot", &Engine::restore_slot, py::arg("slot"), py::arg("state"),

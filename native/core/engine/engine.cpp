@@ -55,6 +55,12 @@ void Engine::check(const Request & r) const {
                                         std::to_string(target_->n_vocab()));
         }
     }
+    for (const int32_t token : r.replay) {
+        if (token < 0 || token >= target_->n_vocab()) {
+            throw std::invalid_argument("replayed token " + std::to_string(token) + " is outside the vocabulary of " +
+                                        std::to_string(target_->n_vocab()));
+        }
+    }
     if (r.tokens.size() >= static_cast<size_t>(target_->n_ctx_seq())) {
         throw ContextLengthError("the prompt has " + std::to_string(r.tokens.size()) + " tokens, the context holds " +
                                  std::to_string(target_->n_ctx_seq()) + " with the answer");

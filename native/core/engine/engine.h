@@ -34,6 +34,7 @@ struct Request {
     int32_t n_probs = -1;            // candidates whose log-probabilities are told with every token; -1: none at all
     bool post_sampling = false;      // those of the distribution that is sampled from, not of the model's logits
     int32_t slot = -1;               // wait for this one; -1: any
+    std::vector<int32_t> replay;     // a known answer: its tokens are emitted, whatever is sampled; for simulations
 };
 
 struct RequestStats {
@@ -119,6 +120,7 @@ class Engine {
     void record_rounds(size_t n);
     std::vector<RoundRecord> take_rounds();
     int32_t n_slots() const { return static_cast<int32_t>(slots_.size()); }
+    int64_t n_replaced() const { return n_replaced_; }  // replayed tokens that were not what was sampled
     SlotLengths lengths(int32_t slot) const;
 
     // slot_state.cpp. Saving, restoring and erasing need an idle slot. Throws std::invalid_argument, and for a state
@@ -232,6 +234,7 @@ class Engine {
     StateCheckpoints checkpoints_;
     int32_t n_draft_max_ = 0;
     std::atomic<bool> stepping_{false};  // one step at a time
+    std::atomic<int64_t> n_replaced_{0};
     mutable std::mutex step_mutex_;      // of slots and caches
 
     mutable std::mutex mutex_;  // of what follows

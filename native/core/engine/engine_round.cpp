@@ -71,7 +71,12 @@ void Engine::accept(Slot & slot) {
     size_t n_accepted = 0;
     while (job.stats.n_generated < limit) {
         const float * logits = target_->logits(first + static_cast<int32_t>(n_accepted));
-        const int32_t token = job.sampler->sample(logits);
+        int32_t token = job.sampler->sample(logits);
+        const auto i_token = static_cast<size_t>(job.stats.n_generated);
+        if (i_token < job.request.replay.size() && token != job.request.replay[i_token]) {
+            token = job.request.replay[i_token];
+            ++n_replaced_;
+        }
         if (job.request.n_probs >= 0) {
             slot.logprobs.push_back(job.request.post_sampling
                                         ? job.sampler->sampled_logprobs(job.request.n_probs)
