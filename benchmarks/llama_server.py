@@ -2,7 +2,7 @@
 
     python benchmarks/llama_server.py TARGET.gguf [--port P] [--drafter DFLASH.gguf --n-max K] [-c N] [-t N]
 
-For ``dspine-local bench --endpoint``. The drafter is one of llama.cpp's architecture ``dflash``, as write_dflash_gguf in
+For ``dspine-local bench --endpoint``. The drafter is one of llama.cpp's architecture ``dflash``: write_dflash_gguf in
 llama_dflash.py makes it of ours. Runs until interrupted.
 """
 
