@@ -27,7 +27,7 @@ N_DRAFT = 7
 N_SKIPPED = 5  # first rounds of a request: graphs are built, the prompt's step is still in the wall time
 MAX_TOKENS = 200
 N_PROMPTS = 10  # at most, to collect the rounds
-LIMIT_MS = 0.5
+LIMIT_MS = 0.2
 SAMPLED = SamplingOptions(seed=1)  # llama-server's defaults
 PARTS = ("draft", "verify", "commit", "everything else", "python")
 
