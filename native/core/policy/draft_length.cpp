@@ -13,7 +13,7 @@ constexpr int64_t PROBE_PAUSE = 24;    // rounds before the same length is probe
 constexpr int64_t FIRST_PAUSE = 4;     // and while it was tried a few times only: costs at load may be wrong
 constexpr int64_t FEW = 4;
 constexpr double WORTH_PROBING = 0.4;  // of the best rate
-constexpr double MARGIN = 1.01;        // by which drafting must promise more than plain decoding
+constexpr double MARGIN = 1.02;        // by which drafting must promise more than plain decoding
 constexpr double REST_RATE = 0.05;
 
 double logistic(double x) {
