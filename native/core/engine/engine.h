@@ -235,7 +235,7 @@ class Engine {
     int32_t n_draft_max_ = 0;
     std::atomic<bool> stepping_{false};  // one step at a time
     std::atomic<int64_t> n_replaced_{0};
-    mutable std::mutex step_mutex_;      // of slots and caches
+    mutable std::mutex step_mutex_;  // of slots and caches
 
     mutable std::mutex mutex_;  // of what follows
     std::deque<std::shared_ptr<Job>> queue_;
