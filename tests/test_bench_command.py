@@ -50,6 +50,7 @@ SCHEMA = {
         "format": {"const": 1},
         "identical": {"type": "boolean"},
         "simulated": {"type": "boolean"},
+        "n_replaced": {"type": "integer", "minimum": 0},
         "setting": {
             "type": "object",
             "required": [

@@ -132,7 +132,7 @@ def test_summary_adds_up() -> None:
                            "accepted_per_position": (0,)})  # fmt: skip
     result = summarize("x", [a, b])
     assert result.acceptance_length == 7 / 4
-    assert result.accepted_by_position == (0.5, 0.25)
+    assert result.accepted_by_position == (0.5, 1 / 3)
     assert summarize("none", []).acceptance_length is None
 
 

@@ -52,7 +52,7 @@ def running(
 
 def test_effective_settings_are_printed(running: tuple[subprocess.Popen[bytes], str, Path]) -> None:
     _, url, log = running
-    assert "2 slots of 1024 tokens, up to 15 tokens drafted per round, chosen by measurement" in log.read_text()
+    assert "slots: 2 of 1024 tokens, up to 15 tokens drafted per round, chosen by measurement" in log.read_text()
     assert httpx.get(f"{url}/props").json()["default_generation_settings"]["params"]["temperature"] == 0
 
 

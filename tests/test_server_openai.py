@@ -120,4 +120,4 @@ def test_errors(client: openai.OpenAI, server: RunningServer) -> None:
         client.completions.create(model="tiny", prompt="x", temperature=-1)
     stranger = openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0)
     with stranger, pytest.raises(openai.AuthenticationError):
-        stranger.models.list()
+        stranger.completions.create(model="tiny", prompt="x")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import zip_longest
 from typing import Any
 
 from dspine_local.engine import Engine
@@ -21,8 +20,8 @@ Report = Callable[[int, int, str], None]
 class SetResult:
     """One category, or all. ``acceptance_length`` is emitted tokens per round, None without a round.
 
-    ``accepted_by_position[i]``: share of all drafts whose token i was accepted, which takes all before it being so; a
-    draft that was shorter counts as one whose token was not.
+    ``accepted_by_position[i]``: of the drafts that had a token i (those at an answer's end are shorter), the share whose
+    token i was accepted, which takes all before it being so.
     """
 
     category: str
@@ -105,13 +104,18 @@ def summarize(category: str, stats: Sequence[GenerationStats]) -> SetResult:
     """Add up the requests of one category."""
     n_rounds = sum(s.rounds for s in stats)
     n_emitted = n_rounds + sum(s.accepted for s in stats)
-    n_drafts = sum(s.drafted_per_position[0] for s in stats if s.drafted_per_position)
-    accepted = [sum(counts) for counts in zip_longest(*(s.accepted_per_position for s in stats), fillvalue=0)]
+    n_positions = max((len(s.drafted_per_position) for s in stats), default=0)
+
+    def total(counts: Sequence[tuple[int, ...]], i: int) -> int:
+        return sum(c[i] for c in counts if i < len(c))
+
+    drafted = [total([s.drafted_per_position for s in stats], i) for i in range(n_positions)]
+    accepted = [total([s.accepted_per_position for s in stats], i) for i in range(n_positions)]
     return SetResult(
         category=category,
         n_prompts=len(stats),
         n_tokens=sum(s.generated for s in stats),
         n_rounds=n_rounds,
         acceptance_length=n_emitted / n_rounds if n_rounds else None,
-        accepted_by_position=tuple(n / max(1, n_drafts) for n in accepted),
+        accepted_by_position=tuple(a / d if d else 0.0 for a, d in zip(accepted, drafted, strict=True)),
     )
