@@ -20,8 +20,8 @@ Report = Callable[[int, int, str], None]
 class SetResult:
     """One category, or all. ``acceptance_length`` is emitted tokens per round, None without a round.
 
-    ``accepted_by_position[i]``: of the drafts that had a token i (those at an answer's end are shorter), the share whose
-    token i was accepted, which takes all before it being so.
+    ``accepted_by_position[i]``: of the drafts that had a token i (those at an answer's end are shorter), the share with
+    token i accepted, which takes all before it being so.
     """
 
     category: str
